@@ -14,13 +14,13 @@ typedef struct request {
   bool strict, tune;
 } request;
 
-enum { TALL = 128 }; /* rows of the strips that reordering is judged by */
+enum { REORDER_ROWS = 128 }; /* rows of the strips that reordering is judged by */
 
 /* Densities of A; exact, unlike the plan's sample. */
 typedef struct densities {
-  double element, strips; /* of as many rows as B's strips have columns */
-  double tall,
-      reordered; /* of TALL rows: as they are, and with similar ones together; equal where that gains nothing */
+  double element, strips;  /* of as many rows as B's strips have columns */
+  double as_is, reordered; /* of strips of REORDER_ROWS: rows in their order, or similar ones together; equal where
+                              that gains nothing */
 } densities;
 
 static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip, double *density)
@@ -37,14 +37,14 @@ static void measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, densities
 {
   const esmm_pattern_info info = cli_pattern(ctx, rows);
   const int64_t count = info.strips;
-  if (count <= TALL || info.k == 0) /* there is but one strip, or nothing in it */
+  if (count <= REORDER_ROWS || info.k == 0) /* there is but one strip, or nothing in it */
     return;
   esmm_pattern *strips = NULL;
   int64_t *order = calloc((size_t)count, sizeof *order);
-  double tall = 0;
-  if (order && strip_density(ctx, rows, TALL, &tall) == ESMM_OK &&
-      esmm_pattern_reorder(ctx, rows, TALL, order, &strips) == ESMM_OK) {
-    d->tall = tall;
+  double as_is = 0;
+  if (order && strip_density(ctx, rows, REORDER_ROWS, &as_is) == ESMM_OK &&
+      esmm_pattern_reorder(ctx, rows, REORDER_ROWS, order, &strips) == ESMM_OK) {
+    d->as_is = as_is;
     d->reordered = cli_pattern(ctx, strips).density;
   }
   esmm_pattern_free(strips);
@@ -80,10 +80,10 @@ static int print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_matrix 
   printf("B          %s (element density %s, %lld-column strips %s)\n", p->b.text,
          cli_number(weights->element_density, 3), (long long)weights->strip_cols,
          cli_number(weights->strip_density, 3));
-  if (d.reordered < d.tall)
+  if (d.reordered < d.as_is)
     printf("reorder    A's rows sorted by similarity: %d-row strips %s -> %s (left to the caller: "
            "esmm_pattern_reorder)\n",
-           TALL, cli_number(d.tall, 3), cli_number(d.reordered, 3));
+           REORDER_ROWS, cli_number(d.as_is, 3), cli_number(d.reordered, 3));
   if (esmm_is_tuned(ctx))
     printf("constants  measured here (%s)\n\n", esmm_tune_path(ctx));
   else

@@ -64,8 +64,8 @@ struct esmm_ctx {
 /* ---- prepared weights: two or three forms of a dense B, or one of another format (format/format.h), in B's own dtype
  * ---- */
 
-#define ESMM_PANEL 32 /* columns of B that share one bitmap and one panel */
-#define ESMM_HALF 16  /* a panel is two halves of 16 columns: a cache line of fp32 for each k */
+#define ESMM_PANEL 32     /* columns of B that share one bitmap and one panel */
+#define ESMM_HALF_COLS 16 /* a panel is two halves of 16 columns: a cache line of fp32 for each k */
 
 #define ESMM_TURNED_COLS 15 /* most columns of a B that is kept turned too: less than the widest vector */
 

@@ -23,7 +23,7 @@ extern const esmm_backend esmm_cpu_backend;
 #define ESMM_SAMPLE_HEIGHTS 8
 typedef struct esmm_sample {
   double element;                    /* nonzero share of A's elements */
-  double rest;                       /* share that is the third or fourth nonzero of four k's; a GPU counts it */
+  double overflow;                   /* share that is the third or fourth nonzero of four k's; a GPU counts it */
   double strip[ESMM_SAMPLE_HEIGHTS]; /* strip density of A at height 1 << i */
   double joint[ESMM_SAMPLE_HEIGHTS]; /* joint density with B's strips */
 } esmm_sample;

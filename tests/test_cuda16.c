@@ -293,7 +293,7 @@ static uint16_t draw(esmm_dtype dtype, uint64_t random, bool positive)
   return (uint16_t)(sign << 15 | exponent << fraction | ((unsigned)(random >> 8) & ((1u << fraction) - 1)));
 }
 
-enum { TALL = 128 }; /* rows of a strip of A, columns of a tile of B */
+enum { STRIP128 = 128 }; /* rows of a strip of A, columns of a tile of B */
 
 typedef struct filling {
   double density; /* of strips, or tiles; those that are alive have no zeros */
@@ -305,7 +305,7 @@ static void fill(esmm_matrix *m, esmm_operand operand, uint64_t seed, const fill
 {
   uint16_t *to = m->data;
   th_rng rng = {seed};
-  const int64_t strips = ((operand == ESMM_OPERAND_A ? m->rows : m->cols) + TALL - 1) / TALL;
+  const int64_t strips = ((operand == ESMM_OPERAND_A ? m->rows : m->cols) + STRIP128 - 1) / STRIP128;
   const int64_t k = operand == ESMM_OPERAND_A ? m->cols : m->rows;
   bool *there = calloc((size_t)(strips * k), sizeof *there);
   assert_non_null(there);
@@ -313,7 +313,8 @@ static void fill(esmm_matrix *m, esmm_operand operand, uint64_t seed, const fill
     there[s] = th_unit(&rng) < f->density;
   for (int64_t i = 0; i < m->rows; i++)
     for (int64_t j = 0; j < m->cols; j++) {
-      const bool mine = operand == ESMM_OPERAND_A ? i < f->rows && there[i / TALL * k + j] : there[j / TALL * k + i];
+      const bool mine =
+          operand == ESMM_OPERAND_A ? i < f->rows && there[i / STRIP128 * k + j] : there[j / STRIP128 * k + i];
       const uint64_t random = th_next(&rng);
       to[i * m->cols + j] = mine ? draw(m->dtype, random, f->positive) : 0;
     }

@@ -10,7 +10,7 @@
 
 /* ---- ragged shapes: sums of small integers, which are exact ---- */
 
-enum { TALL = 128, ROOM = 20 << 20 }; /* rows of a strip and columns of a tile; bytes of the largest matrix here */
+enum { STRIP128 = 128, ROOM = 20 << 20 }; /* rows of a strip and columns of a tile; bytes of the largest matrix here */
 
 /* Values, and their sums, of one shape. */
 typedef struct shape {
@@ -58,7 +58,7 @@ static bool in_b(zeros kind, uint64_t seed, int64_t k, int64_t j)
 {
   if (kind == BLOCKS_OF_B)
     return j / 96 % 4 != 3 && alive(seed + 1, j / 32, k / 32, 0.35);
-  return kind != ZEROS_OF_BOTH || alive(seed + 1, j / TALL, k, 0.5);
+  return kind != ZEROS_OF_BOTH || alive(seed + 1, j / STRIP128, k, 0.5);
 }
 
 static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t seed)
@@ -74,7 +74,7 @@ static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t se
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++)
       if (kind == FEW_OF_A ? few(seed, i, p)
-                           : alive(seed, i / TALL, p, strip_density(kind, i / TALL)) ||
+                           : alive(seed, i / STRIP128, p, strip_density(kind, i / STRIP128)) ||
                                  (kind == ALL_BUT_ONE && p == (int64_t)seed % k))
         s.a[i * k + p] = (int16_t)(th_below(&rng, 9) - 4);
   for (int64_t p = 0; p < k; p++)
@@ -434,11 +434,11 @@ static void multiply_lent(const esmm_matrix *a, const esmm_weights *w, esmm_matr
                                  .bias = bias->data,
                                  .activation = ESMM_ACT_RELU,
                                  .column_nonzeros = counts ? counts->data : NULL,
-                                 .c_strip_rows = TALL,
+                                 .c_strip_rows = STRIP128,
                                  .c_pattern = counts ? &pattern : NULL};
   expect_ok(gpu, esmm_matmul(gpu, a, w, c, &opts, NULL));
   if (counts)
-    check_notes(c, counts, pattern, TALL, kernel);
+    check_notes(c, counts, pattern, STRIP128, kernel);
   esmm_pattern_free(pattern);
 }
 

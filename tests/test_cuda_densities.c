@@ -1,12 +1,12 @@
 /*
- * test_cuda_densities.c: what a call on a GPU learns of A beside the densities of strips: elements, rests of groups of
- * four, and the counts of a pattern that another product has left. On the fake driver.
+ * test_cuda_densities.c: what a call on a GPU learns of A beside the densities of strips: elements, overflow of groups
+ * of four, and the counts of a pattern that another product has left. On the fake driver.
  */
 #include "recall_rig.h"
 
-/* A kernel of low strips needs A's elements counted, which the kernel that runs before it does not report: then A is
-   sampled. Without that it would never be known to be the faster one. */
-static void elements_are_counted_for_low_strips(void **state)
+/* A kernel of strips of 8 rows needs A's elements counted, which the kernel that runs before it does not report: then A
+   is sampled. Without that it would never be known to be the faster one. */
+static void elements_are_counted_for_strips_of_8_rows(void **state)
 {
   (void)state;
   rig x;
@@ -33,9 +33,9 @@ static void elements_are_counted_for_low_strips(void **state)
   stop(&x);
 }
 
-/* A kernel that A's rests decide about, with none cheaper than the library and with many dearer: who reports counts
-   none, so a sample is taken first; what is not known is many. */
-static void rests_are_asked_for(void **state)
+/* A kernel that A's overflow decides about: with none it is cheaper than the library, with much it is dearer. Kernels
+   that report do not count it, so a sample is taken first; an unknown share counts as much. */
+static void overflow_is_asked_for(void **state)
 {
   (void)state;
   rig x;
@@ -50,9 +50,9 @@ static void rests_are_asked_for(void **state)
     assert_true(strcmp(gpu.product, "esmm_half16_bf16") != 0 && gpu.self == 0);
     assert_true(i > 0 || gpu.samples == 1);
   }
-  const float rests[] = {0.0f, 0.5f, 0.001f};
+  const float overflow[] = {0.0f, 0.5f, 0.001f};
   for (int i = 0; i < 3; i++) {
-    gpu.rest = rests[i];
+    gpu.overflow = overflow[i];
     for (int j = 0; j < CALLS; j++)
       call(&x, NULL, NULL);
     assert_string_equal(gpu.product, i == 1 ? "gemm" : "esmm_half16_bf16");
@@ -91,7 +91,7 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(elements_are_counted_for_low_strips), TEST(rests_are_asked_for),
+  const struct CMUnitTest with[] = {TEST(elements_are_counted_for_strips_of_8_rows), TEST(overflow_is_asked_for),
                                     TEST(handed_over_patterns_tell)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda densities, no GPU kernels", without, NULL, NULL);

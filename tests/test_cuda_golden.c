@@ -117,16 +117,16 @@ static uint64_t share(double part, int64_t of)
 }
 
 /* So many of a pattern's bits are set, at any height. */
-static void tell(uint64_t to, int64_t strips, int64_t k, uint32_t number)
+static void write_count(uint64_t to, int64_t strips, int64_t k, uint32_t number)
 {
   if (!to)
     return;
-  esmm_pattern_told *told = esmm_cuda_pointer(to);
+  esmm_pattern_bit_count *count = esmm_cuda_pointer(to);
   const int64_t tiles = esmm_ceil_div(strips * current->given_rows, ESMM_TILE);
-  told->own = share(current->element, strips * k);
-  told->folded[0] = share(current->element, strips * current->given_rows / ESMM_STRIP * k);
-  told->folded[1] = share(current->element, tiles * k);
-  __atomic_store_n(&told->ready, number, __ATOMIC_RELEASE);
+  count->own = share(current->element, strips * k);
+  count->folded[0] = share(current->element, strips * current->given_rows / ESMM_STRIP * k);
+  count->folded[1] = share(current->element, tiles * k);
+  __atomic_store_n(&count->ready, number, __ATOMIC_RELEASE);
 }
 
 /* Blocks of B that are there, by their places alone. */
@@ -177,11 +177,11 @@ static void stand_in(const char *name, const void *params)
   if (strncmp(name, "esmm_wgmma16_", 13) == 0) {
     esmm_wgmma16_params p;
     memcpy(&p, params, sizeof p);
-    tell(p.told, esmm_ceil_div(p.m, ESMM_TILE), p.n, p.told_number);
+    write_count(p.bit_count, esmm_ceil_div(p.m, ESMM_TILE), p.n, p.count_ready);
   } else if (strcmp(name, "esmm_tally_count") == 0) {
     esmm_tally_count_params p;
     memcpy(&p, params, sizeof p);
-    tell(p.out, p.strips, 64 * p.words, p.ready);
+    write_count(p.out, p.strips, 64 * p.words, p.ready);
   } else if (strcmp(name, "esmm_prepare_bits") == 0) {
     esmm_prepare_bits_params p;
     memcpy(&p, params, sizeof p);

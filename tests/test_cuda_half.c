@@ -1,7 +1,7 @@
 /*
  * test_cuda_half.c: the kernels that split A into halves of 2:4 (half_*_sm90a): what only they can get wrong. Rows of
- * every density side by side, so that patches of A have no rests, few, or so many that the second half is multiplied;
- * tails of m, n and k; every C. test_kernels.c has the rest of the shapes and epilogues.
+ * every density side by side, so that patches of A have no overflow, little, or so much that the second half is
+ * multiplied; tails of m, n and k; every C. test_kernels.c has the rest of the shapes and epilogues.
  *
  * Small integers: every sum is exact, whatever the order.
  */

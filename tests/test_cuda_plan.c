@@ -247,7 +247,7 @@ static void pair_tells_its_extraction(void **state)
 
 /* What the plan takes the density of strips of 8 rows for, at these of elements and of strips of 128: from the seconds
    of the kernel that has such strips, which are a line in it. */
-static double low_density(square *s, float element, float strip)
+static double strip8_density(square *s, float element, float strip)
 {
   seen.says = (esmm_choice_device){0};
   const double none = seconds_of(s, "fine_bf16_sm90a");
@@ -257,25 +257,25 @@ static double low_density(square *s, float element, float strip)
   return (seconds_of(s, "fine_bf16_sm90a") - none) / (all - none);
 }
 
-static void expect_low(square *s, double element, double strip, double want, double part)
+static void expect_strip8(square *s, double element, double strip, double want, double part)
 {
-  const double got = low_density(s, (float)element, (float)strip);
+  const double got = strip8_density(s, (float)element, (float)strip);
   if (!(fabs(got - want) <= part * want))
     fail_msg("elements %g, strips of 128 %g: strips of 8 are %g, not %g", element, strip, got, want);
 }
 
-static void low_strips_follow_from_elements_and_tall_ones(void **state)
+static void strips_of_8_rows_follow_from_elements_and_larger_ones(void **state)
 {
   (void)state;
   square s;
   square_start(&s, ESMM_BF16);
   for (double e = 0.001; e < 0.2; e *= 3) /* anywhere */
-    expect_low(&s, e, 1 - pow(1 - e, 128), 1 - pow(1 - e, 8), 0.02);
-  expect_low(&s, 0.01, 1, 1 - pow(0.99, 8), 0.02);          /* spread more evenly than that */
-  expect_low(&s, 0.1, 0.1, 0.1, 0.01);                      /* whole strips */
-  expect_low(&s, 0.02, 0.1, 0.1 * (1 - pow(0.8, 8)), 0.02); /* anywhere in a tenth of the k's */
-  expect_low(&s, 0, 0.3, 0.3, 1e-6);                        /* not known */
-  expect_low(&s, 1, 1, 1, 1e-6);
+    expect_strip8(&s, e, 1 - pow(1 - e, 128), 1 - pow(1 - e, 8), 0.02);
+  expect_strip8(&s, 0.01, 1, 1 - pow(0.99, 8), 0.02);          /* spread more evenly than that */
+  expect_strip8(&s, 0.1, 0.1, 0.1, 0.01);                      /* whole strips */
+  expect_strip8(&s, 0.02, 0.1, 0.1 * (1 - pow(0.8, 8)), 0.02); /* anywhere in a tenth of the k's */
+  expect_strip8(&s, 0, 0.3, 0.3, 1e-6);                        /* not known */
+  expect_strip8(&s, 1, 1, 1, 1e-6);
   square_stop(&s);
 }
 
@@ -288,7 +288,7 @@ static void expect_densities(square *s, double element, double strip)
 
 /* A few nonzeros anywhere: packed and multiplied by strips of 8 rows. Where they come together, or are many, or nobody
    has counted them, by others. */
-static void few_nonzeros_anywhere_run_on_low_strips(void **state)
+static void few_nonzeros_anywhere_run_on_strips_of_8_rows(void **state)
 {
   (void)state;
   square s;
@@ -557,7 +557,7 @@ static void gated_decode_is_one_launch(void **state)
                                    "esmm_decode_gated_f16_16"};
       const char *function = names[2 * !bf16 + !few];
       const float strip = turn < 2 ? .05f : few ? 1.0f : .3f;
-      int told = 0;
+      int reports = 0;
       square s;
       reset();
       setenv("ESMM_REMEMBER", "1", 1);
@@ -572,9 +572,9 @@ static void gated_decode_is_one_launch(void **state)
       for (int i = 0; i < ESMM_REPORTS; i++) {
         gated_run(&s, NULL, NULL);
         check_gated_decode(&s, function);
-        told += (seen.decode.report != 0) + (seen.decode.gate_report != 0);
+        reports += (seen.decode.report != 0) + (seen.decode.gate_report != 0);
       }
-      assert_true(told > 1);
+      assert_true(reports > 1);
       esmm_stats stats;
       gated_run(&s, NULL, &stats);
       assert_int_equal(count_of(function), 1);
@@ -673,7 +673,7 @@ static void wgmma16_tallies_itself(void **state)
     assert_int_equal(count_of("esmm_tally_count"), cases[i].strip_rows != 128);
     assert_int_equal(seen.wgmma16.count_words, cases[i].itself ? SIZE : 0);
     assert_int_equal(seen.wgmma16.bitmap_words > 0, cases[i].itself);
-    assert_int_equal(seen.wgmma16.told != 0, cases[i].strip_rows == 128);
+    assert_int_equal(seen.wgmma16.bit_count != 0, cases[i].strip_rows == 128);
     if (cases[i].itself)
       assert_int_equal(seen.wgmma16.epilogue.strip_rows, cases[i].strip_rows);
     esmm_pattern_free(pattern);
@@ -721,8 +721,8 @@ static void a_pattern_changes_no_launch(void **state)
   assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &leave, NULL), ESMM_OK);
   for (int noted = 0; noted < 2; noted++) {
     const esmm_matmul_opts plain = {.size = sizeof plain, .force = noted ? s.dense : s.joint};
-    esmm_matmul_opts told = plain;
-    told.a_pattern = pattern;
+    esmm_matmul_opts with_pattern = plain;
+    with_pattern.a_pattern = pattern;
     seen.count = 0;
     assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &plain, NULL), ESMM_OK);
     const esmm_wgmma16_params before = seen.wgmma16;
@@ -730,7 +730,7 @@ static void a_pattern_changes_no_launch(void **state)
     (void)snprintf(name, sizeof name, "%s", seen.name[0]);
     assert_int_equal(seen.count, 1);
     seen.count = 0;
-    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &told, NULL), ESMM_OK);
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &with_pattern, NULL), ESMM_OK);
     assert_int_equal(seen.count, 1);
     assert_string_equal(seen.name[0], name);
     assert_memory_equal(&seen.wgmma16, &before, sizeof before);
@@ -807,8 +807,8 @@ int main(int argc, char **argv)
                                     TEST(wgmma16_tallies_itself),
                                     TEST(a_pattern_tells_densities),
                                     TEST(a_pattern_changes_no_launch),
-                                    TEST(low_strips_follow_from_elements_and_tall_ones),
-                                    TEST(few_nonzeros_anywhere_run_on_low_strips),
+                                    TEST(strips_of_8_rows_follow_from_elements_and_larger_ones),
+                                    TEST(few_nonzeros_anywhere_run_on_strips_of_8_rows),
                                     TEST(fine_copies_what_it_cannot_read),
                                     TEST(clusters_without_cooperation)};
   if (!has_kernels())

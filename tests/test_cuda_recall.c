@@ -8,9 +8,9 @@
 
 /* How often such products report, and after how many calls that is used. Not taken from the code: watched. */
 typedef struct rhythm {
-  int delay;   /* from the call that reports to the one that uses it */
-  int sampled; /* calls from one sampling launch to the next, where the library runs */
-  int told;    /* calls from one report to the next, where joint runs and reports itself */
+  int delay;    /* from the call that reports to the one that uses it */
+  int sampled;  /* calls from one sampling launch to the next, where the library runs */
+  int reported; /* calls from one report to the next, where joint runs and reports itself */
 } rhythm;
 
 /* Calls from one report to the next; reports: where call() counts them. */
@@ -46,7 +46,7 @@ static rhythm watch(double longer)
   assert_true(ran_dense());
   call_until(&x, 0.05f);
   assert_true(ran_joint());
-  found.told = find_gap(&x, &gpu.self);
+  found.reported = find_gap(&x, &gpu.self);
   assert_true(ran_joint());
   stop(&x);
   return found;
@@ -55,14 +55,14 @@ static rhythm watch(double longer)
 static rhythm usual_rhythm(void)
 {
   const rhythm r = watch(1);
-  assert_true(1 < r.told && r.told < r.sampled && r.delay < r.sampled); /* or these tests show nothing */
+  assert_true(1 < r.reported && r.reported < r.sampled && r.delay < r.sampled); /* or these tests show nothing */
   assert_true(3 * r.sampled + r.delay < CALLS);
   return r;
 }
 
 /* ---- when a report is used ---- */
 
-/* Each call has a density of its own, so that it can be told whose report is used. */
+/* Each call has another density: that shows whose report is used. */
 static void reports_are_used_after_the_delay(void **state)
 {
   (void)state;
@@ -112,10 +112,10 @@ static void skipping_kernels_report(void **state)
   for (int i = 0; i <= 2 * h.sampled; i++) {
     call(&x, NULL, NULL);
     assert_true(ran_joint());
-    if (gpu.self != (i % h.told == 0) || gpu.samples)
+    if (gpu.self != (i % h.reported == 0) || gpu.samples)
       fail_msg("call %d: %d samples, %d reports of the kernel", i, gpu.samples, gpu.self);
   }
-  assert_int_equal(recall_of(&x, M).reports, 1 + (2 * h.sampled - h.delay) / h.told);
+  assert_int_equal(recall_of(&x, M).reports, 1 + (2 * h.sampled - h.delay) / h.reported);
   stop(&x);
 }
 
@@ -127,7 +127,7 @@ static void short_products_report_less_often(void **state)
   for (int i = 1; i < 3; i++) {
     assert_true(of[i].delay < of[i - 1].delay);
     assert_true(of[i].sampled < of[i - 1].sampled);
-    assert_true(of[i].told < of[i - 1].told);
+    assert_true(of[i].reported < of[i - 1].reported);
   }
   assert_int_equal(of[2].sampled, 1); /* long ones always do */
   assert_true(of[0].delay < ESMM_REPORTS && of[0].sampled <= ESMM_REPORTS);
@@ -536,15 +536,15 @@ static void second_call_is_short(void **state)
   start(&x);
   call_until(&x, 1.0f);
   assert_true(find_gap(&x, &gpu.samples) > 1); /* so the next one is not to report */
-  const int64_t made = esmm_recall_verdicts_made(x.ctx), before = fake->calls;
+  const int64_t made = esmm_recall_shapes_made(x.ctx), before = fake->calls;
   call(&x, NULL, NULL);
   assert_true(ran_dense() && gpu.samples == 0);
-  assert_int_equal(esmm_recall_verdicts_made(x.ctx), made);
+  assert_int_equal(esmm_recall_shapes_made(x.ctx), made);
   /* The current context, asked for, set and put back; capture; stream. cuBLAS is apart. */
   assert_true(fake->calls - before <= 5);
   x.a.rows = x.c.rows = M - 1;
   call(&x, NULL, NULL);
-  assert_int_equal(esmm_recall_verdicts_made(x.ctx), made + 1);
+  assert_int_equal(esmm_recall_shapes_made(x.ctx), made + 1);
   x.a.rows = x.c.rows = M;
   stop(&x);
 }

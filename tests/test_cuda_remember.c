@@ -9,7 +9,7 @@
 
 #include <dlfcn.h>
 
-enum { TALL = 128, CHECKED_ROWS = 4, BATCH = 16 };
+enum { STRIP128 = 128, CHECKED_ROWS = 4, BATCH = 16 };
 /* A report comes within so many calls, and is used less than so many later: by the end of a phase A is known. */
 enum { PHASE = 2 * ESMM_REPORTS, PHASES = 3, CALLS = PHASES * PHASE };
 
@@ -39,7 +39,7 @@ static void fill(esmm_matrix *m, uint64_t seed, double density, bool integers)
   assert_non_null(alive);
   for (int64_t i = 0; i < m->rows; i++)
     for (int64_t k = 0; k < m->cols; k++) {
-      if (i % TALL == 0)
+      if (i % STRIP128 == 0)
         alive[k] = th_unit(&rng) < density;
       const double value = integers ? (double)(1 + th_below(&rng, 4)) : 0.5 + th_unit(&rng);
       th_set(m, i, k, alive[k] ? (th_below(&rng, 2) ? value : -value) : 0);
@@ -371,7 +371,7 @@ static void handed_over_patterns_are_exact(void **state)
                       c_shape = {.rows = m, .cols = n, .ld = n, .dtype = ESMM_BF16};
     esmm_matrix dx = to_device(&x), da = to_device(&a_shape), dc = to_device(&c_shape);
     expect_ok(gpu, esmm_ctx_synchronize(gpu));
-    esmm_pattern *pattern = NULL, *tall = NULL;
+    esmm_pattern *pattern = NULL, *strip128 = NULL;
     const esmm_matmul_opts leave = {.size = sizeof leave, .c_strip_rows = heights[i], .c_pattern = &pattern};
     expect_ok(ctx, esmm_matmul(ctx, &dx, first, &da, &leave, NULL));
     const esmm_matmul_opts take = {.size = sizeof take, .a_pattern = pattern};
@@ -379,13 +379,13 @@ static void handed_over_patterns_are_exact(void **state)
     esmm_recollection r = {.size = sizeof r};
     expect_ok(ctx, esmm_recall(ctx, w, m, &r));
     assert_true(r.known);
-    expect_ok(ctx, esmm_pattern_coarsen(ctx, pattern, 128 % heights[i] == 0 ? 128 : heights[i], &tall));
+    expect_ok(ctx, esmm_pattern_coarsen(ctx, pattern, 128 % heights[i] == 0 ? 128 : heights[i], &strip128));
     esmm_pattern_info info = {.size = sizeof info};
-    expect_ok(ctx, esmm_pattern_get_info(ctx, tall, &info));
+    expect_ok(ctx, esmm_pattern_get_info(ctx, strip128, &info));
     if (!(r.strip_density_a - info.density < 1e-9 && info.density - r.strip_density_a < 1e-9))
       fail_msg("strips of %d rows: %g, not %g", (int)heights[i], r.strip_density_a, info.density);
     esmm_pattern_free(pattern);
-    esmm_pattern_free(tall);
+    esmm_pattern_free(strip128);
     esmm_memory_free(gpu, dx.data);
     esmm_memory_free(gpu, da.data);
     esmm_memory_free(gpu, dc.data);

@@ -27,8 +27,8 @@ check 'only split drops anything' drops
 
 picture() { grep -q '</svg>' "$WORK/curve.svg" && [ "$(grep -c '<polyline' "$WORK/curve.svg")" = 9 ]; }
 check 'three panels of three curves in the picture' picture
-told() { [ "$(grep -c '^split *step [0-9]*  loss [0-9.]*  nonzero' "$WORK/progress")" -ge 4 ]; }
-check 'progress on stderr' told
+printed() { [ "$(grep -c '^split *step [0-9]*  loss [0-9.]*  nonzero' "$WORK/progress")" -ge 4 ]; }
+check 'progress on stderr' printed
 
 for sparsifier in top soft mvue; do
   sparse() { "$train" --mode sparse --sparsifier $sparsifier --steps 60 --out "$WORK/$sparsifier" >"$WORK/out" 2>&1; }

@@ -37,17 +37,17 @@ with_pkg_config() { # FLAGS...
   PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config "$@" --cflags --libs esmm >"$WORK/flags" &&
     gcc tests/consumer/main.c -o "$WORK/consumer" $(cat "$WORK/flags") "-Wl,-rpath,$prefix/lib" && "$WORK/consumer"
 }
-as_told() { # the lines that make install ends with, typed: the program runs, from a prefix that no loader knows
+as_said() { # the lines that make install ends with, typed: the program runs, from a prefix that no loader knows
   install_to install | sed -n 's|^    ||p' |
-    sed "s|^cc program.c|gcc tests/consumer/main.c -o $WORK/told|" \
-    >"$WORK/told.sh"
-  cat "$WORK/told.sh"
-  rm -f "$WORK/told"
-  (unset LD_LIBRARY_PATH PKG_CONFIG_PATH && sh "$WORK/told.sh" && "$WORK/told")
+    sed "s|^cc program.c|gcc tests/consumer/main.c -o $WORK/said|" \
+    >"$WORK/said.sh"
+  cat "$WORK/said.sh"
+  rm -f "$WORK/said"
+  (unset LD_LIBRARY_PATH PKG_CONFIG_PATH && sh "$WORK/said.sh" && "$WORK/said")
 }
 if have pkg-config; then
   check 'a program built with pkg-config' with_pkg_config
-  check 'a program built as make install says' as_told
+  check 'a program built as make install says' as_said
   statically() {
     PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --static --cflags --libs esmm | sed 's/-lesmm/-l:libesmm.a/' \
       >"$WORK/flags" && gcc tests/consumer/main.c -o "$WORK/consumer_static" $(cat "$WORK/flags") &&

@@ -1,7 +1,7 @@
 /*
- * test_recall.c: what a context remembers, on a CPU: the verdict on a shape of call is made once, with all that it
- * depends on as its key, and gives the same results as planning anew; the public functions, their defaults and errors.
- * test_cuda_recall.c has the densities, which a GPU alone uses.
+ * test_recall.c: what a context remembers, on a CPU: which kernels can run a shape of call is found out once, with all
+ * that it depends on as its key, and gives the same results as planning anew; the public functions, their defaults and
+ * errors. test_cuda_recall.c has the densities, which a GPU alone uses.
  */
 #include "choose/recall.h"
 #include "harness.h"
@@ -54,7 +54,7 @@ static void stop(rig *x)
 
 static int64_t made(const rig *x)
 {
-  return esmm_recall_verdicts_made(x->ctx);
+  return esmm_recall_shapes_made(x->ctx);
 }
 
 static void run(rig *x, const esmm_matrix *a, const esmm_matrix *c, const esmm_matmul_opts *opts)
@@ -64,7 +64,7 @@ static void run(rig *x, const esmm_matrix *a, const esmm_matrix *c, const esmm_m
     fail_msg("%s", esmm_ctx_error(x->ctx));
 }
 
-/* ---- verdicts ---- */
+/* ---- shapes of calls ---- */
 
 static void second_call_asks_no_kernel(void **state)
 {
@@ -88,7 +88,7 @@ static void second_call_asks_no_kernel(void **state)
 }
 
 /* Whatever a kernel may look at makes another call of it. */
-static void what_kernels_look_at_is_told_apart(void **state)
+static void what_kernels_look_at_is_kept_apart(void **state)
 {
   (void)state;
   rig x;
@@ -145,7 +145,7 @@ static void what_kernels_look_at_is_told_apart(void **state)
     calls[i].opts.size = sizeof calls[i].opts;
     run(&x, &calls[i].a, &calls[i].c, &calls[i].opts);
     if (made(&x) != i + 1)
-      fail_msg("%s: %lld verdicts after %d calls", calls[i].what, (long long)made(&x), i + 1);
+      fail_msg("%s: %lld shapes after %d calls", calls[i].what, (long long)made(&x), i + 1);
   }
   for (int i = 0; i < COUNT; i++)
     run(&x, &calls[i].a, &calls[i].c, &calls[i].opts);
@@ -187,7 +187,7 @@ static void remembered_plans_are_the_same(void **state)
     free(c.data);
     free(want.data);
   }
-  assert_int_equal(esmm_recall_verdicts_made(plain), 0);
+  assert_int_equal(esmm_recall_shapes_made(plain), 0);
   esmm_ctx_free(ctx);
   esmm_ctx_free(plain);
 }
@@ -339,7 +339,7 @@ int main(void)
 {
   th_clean_environment();
   const struct CMUnitTest tests[] = {cmocka_unit_test(second_call_asks_no_kernel),
-                                     cmocka_unit_test(what_kernels_look_at_is_told_apart),
+                                     cmocka_unit_test(what_kernels_look_at_is_kept_apart),
                                      cmocka_unit_test(remembered_plans_are_the_same),
                                      cmocka_unit_test(full_table_drops_the_oldest),
                                      cmocka_unit_test(rows_have_classes),

@@ -21,7 +21,7 @@ too_long() { # files over 900 lines are two files
 check 'no C or CUDA file is longer than 900 lines' too_long
 
 # Words for people, which hide the thread, block, warp, kernel or caller that acts, and private ones.
-words='who whom nobody told tells handed'
+words='who whom whoever somebody nobody told tells handed'
 worded() { # prints file:line: word
   grep -rHnowiEI --exclude-dir=__pycache__ "$(echo "$words" | tr ' ' '|')" "$@" |
     sed 's/:\([^:]*\)$/: \1/' | { ! grep .; }

@@ -277,14 +277,14 @@ static void on_progress(void *user, int done, int total)
   p->total = total;
 }
 
-/* A small product, always the same shape; how many verdicts the context has made after it. */
-static int64_t verdicts_after_a_product(esmm_ctx *ctx, const esmm_weights *w)
+/* A small product, always the same shape; how many shapes of call the context has made after it. */
+static int64_t shapes_after_a_product(esmm_ctx *ctx, const esmm_weights *w)
 {
   float a[4] = {1, 2, 3, 4}, c[4];
   const esmm_matrix of_a = {.data = a, .rows = 2, .cols = 2};
   esmm_matrix of_c = {.data = c, .rows = 2, .cols = 2};
   assert_int_equal(esmm_matmul(ctx, &of_a, w, &of_c, NULL, NULL), ESMM_OK);
-  return esmm_recall_verdicts_made(ctx);
+  return esmm_recall_shapes_made(ctx);
 }
 
 static void tuning_measures_and_saves(void **state)
@@ -297,13 +297,13 @@ static void tuning_measures_and_saves(void **state)
   esmm_weights *w = NULL;
   unlink(esmm_tune_path(ctx));
   assert_int_equal(esmm_prepare(ctx, &of_b, NULL, &w), ESMM_OK);
-  assert_int_equal(verdicts_after_a_product(ctx, w), 1);
-  assert_int_equal(verdicts_after_a_product(ctx, w), 1);
+  assert_int_equal(shapes_after_a_product(ctx, w), 1);
+  assert_int_equal(shapes_after_a_product(ctx, w), 1);
   static double shipped[ESMM_MAX_KERNELS][ESMM_COST_TERMS];
   memcpy(shipped, ctx->cost, sizeof shipped);
   assert_int_equal(esmm_tune(ctx, 1, on_progress, &p), ESMM_OK);
-  const int64_t made = esmm_recall_verdicts_made(ctx);
-  assert_int_equal(verdicts_after_a_product(ctx, w), made + 1); /* other costs, other verdicts */
+  const int64_t made = esmm_recall_shapes_made(ctx);
+  assert_int_equal(shapes_after_a_product(ctx, w), made + 1); /* other costs: it is made anew */
   esmm_weights_free(w);
   assert_int_equal(esmm_is_tuned(ctx), 1);
   assert_true(p.calls >= 2 && p.last == p.total);

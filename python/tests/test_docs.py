@@ -97,8 +97,8 @@ def command(cwd, *words):
 
 def test_the_command_runs(tmp_path):
     running = command(tmp_path, "--version")
-    told, _ = running.communicate()
-    assert running.returncode == 0 and told.startswith(b"esmm ")
+    output, _ = running.communicate()
+    assert running.returncode == 0 and output.startswith(b"esmm ")
 
 
 def test_the_command_ends_quietly_with_its_reader(tmp_path):

@@ -243,8 +243,8 @@ def run_without(tmp_path, **environment):
 
 
 def test_without_a_compiler_one_warning_and_the_same_results(tmp_path):
-    told = run_without(tmp_path, CXX="/no/such/compiler")
-    assert told.startswith("1 ") and "/no/such/compiler" in told
+    text = run_without(tmp_path, CXX="/no/such/compiler")
+    assert text.startswith("1 ") and "/no/such/compiler" in text
 
 
 def test_the_way_without_it_can_be_chosen(tmp_path):

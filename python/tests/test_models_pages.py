@@ -37,8 +37,8 @@ def test_page(number, tmp_path):
         pytest.importorskip(name, reason=f"{name} is not installed")
     if "esmm.torch" in block:
         import need_torch  # noqa: F401
-    status, told = run("-c", block, cwd=tmp_path)
-    assert status == 0, told
+    status, text = run("-c", block, cwd=tmp_path)
+    assert status == 0, text
 
 
 def test_the_page_has_as_many_examples():
@@ -50,14 +50,14 @@ def test_relu2_gpt(tmp_path):
 
     program = os.path.join(ROOT, "examples", "relu2_gpt.py")
     words = ["--seconds", "1", "--device", "cpu", "--threads", "1", "--width", "64", "--layers", "2", "--context", "32"]
-    status, told = run(program, *words, "--batch", "4", "--tokens", "8", "--out", "picture", cwd=tmp_path)
-    assert status == 0, told
-    assert re.search(r"^loss, nats per byte +\d+\.\d+ +\d+\.\d+$", told, re.M)
-    before, after = map(float, re.search(r"^loss, nats per byte +(\S+) +(\S+)$", told, re.M).groups())
+    status, text = run(program, *words, "--batch", "4", "--tokens", "8", "--out", "picture", cwd=tmp_path)
+    assert status == 0, text
+    assert re.search(r"^loss, nats per byte +\d+\.\d+ +\d+\.\d+$", text, re.M)
+    before, after = map(float, re.search(r"^loss, nats per byte +(\S+) +(\S+)$", text, re.M).groups())
     assert abs(before - after) < 1e-3 and before < 6
-    assert re.search(r"^decode, tokens/s +\d+ +\d+ +\d", told, re.M) and "blocks.1.mlp" in told
-    if "matplotlib is not installed" not in told:
+    assert re.search(r"^decode, tokens/s +\d+ +\d+ +\d", text, re.M) and "blocks.1.mlp" in text
+    if "matplotlib is not installed" not in text:
         with open(tmp_path / "picture.png", "rb") as file:
             assert file.read(8) == b"\x89PNG\r\n\x1a\n"
-    status, told = run(program, "--tokens", "500", cwd=tmp_path)
-    assert status == 2 and "--tokens must be at least 5" in told
+    status, text = run(program, "--tokens", "500", cwd=tmp_path)
+    assert status == 2 and "--tokens must be at least 5" in text

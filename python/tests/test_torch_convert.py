@@ -374,13 +374,13 @@ def test_pauses_of_a_busy_machine_are_in_no_share():
 def test_the_prediction_is_made_of_densities_and_shares(monkeypatch):
     """A model takes 10 s, its block 6 of them; with half of h zero the second product takes half of 2 s."""
     model = Wrapped(Functional()).requires_grad_(False)
-    told = {"dense": 4.0, "down": 2.5, "fused": 9.0, "full": 2.0, "none": 0.0, "before": 10.0, "after": 6.0}
-    told.update({"before down": 1.0, "before fused": 8.0})
+    seconds = {"dense": 4.0, "down": 2.5, "fused": 9.0, "full": 2.0, "none": 0.0, "before": 10.0, "after": 6.0}
+    seconds.update({"before down": 1.0, "before fused": 8.0})
     parts = []
 
     def race(ways, *_):
         parts.append(set(ways))
-        return {name: told[name] for name in ways}
+        return {name: seconds[name] for name in ways}
 
     monkeypatch.setattr(_convert, "race", race)
     monkeypatch.setattr(_convert, "time_inside", lambda model, sample, modules, device: ([0.6], [30]))

@@ -437,7 +437,7 @@ def test_errors_name_what_is_wrong():
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="of a GPU's memory torch speaks itself")
-def test_errors_of_torch_are_told():
+def test_errors_of_torch_are_reported():
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         pytest.skip("this torch keeps them to itself")
     x, w = torch.zeros(1, 16).expand(1 << 45, 16), parameter(8, 16, requires_grad=False)

@@ -143,11 +143,11 @@ def run_ranks(ranks: int, check: str, tmp_path) -> None:
         for rank in range(ranks)
     ]
     try:
-        told = [process.communicate(timeout=240)[1] for process in processes]
+        errors = [process.communicate(timeout=240)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    for process, text in zip(processes, told):
+    for process, text in zip(processes, errors):
         assert process.returncode == 0, text
 
 

@@ -181,7 +181,7 @@ void esmm_plan_shortlist(const esmm_problem *p, const char *force, esmm_shortlis
 
 void esmm_sample_fill(esmm_sample *sample, double density)
 {
-  sample->element = sample->rest = density;
+  sample->element = sample->overflow = density;
   for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
     sample->strip[i] = sample->joint[i] = density;
 }

@@ -334,9 +334,9 @@ static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_cl
   plan->shared = at(h->shared, d);
   const bool measurable = !clock->off && x->predicted >= LEAST_SECONDS;
   plan->open = ctx->turn == 0 && (plan->open || x->times + x->flying < TRIES) && x->predicted >= LEAST_SECONDS;
-  plan->timed =
-      measurable && !plan->warming && (plan->open || plan->tried || clock->idle || ctx->turn > 0 || h->rest == 0);
-  h->rest = plan->timed ? (uint32_t)clock->every - 1 : h->rest - (h->rest > 0);
+  plan->timed = measurable && !plan->warming &&
+                (plan->open || plan->tried || clock->idle || ctx->turn > 0 || h->until_timed == 0);
+  h->until_timed = plan->timed ? (uint32_t)clock->every - 1 : h->until_timed - (h->until_timed > 0);
   h->calls++;
   h->spent += (float)plan->reserve;
   h->in_row = plan->tried && h->trying == plan->index + 1 ? h->in_row + 1 : 0;
@@ -420,16 +420,16 @@ int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_histor
     return INT_MAX;
   if (!h || plan->open || plan->tried || plan->flying || p->ctx->turn > 0)
     return 0;
-  h->calls += h->rest;
-  const int more = (int)h->rest;
-  h->rest = 0;
+  h->calls += h->until_timed;
+  const int more = (int)h->until_timed;
+  h->until_timed = 0;
   return more;
 }
 
 void esmm_choose_return(esmm_history *h, int calls)
 {
   h->calls -= (uint32_t)calls;
-  h->rest = (uint32_t)calls;
+  h->until_timed = (uint32_t)calls;
 }
 
 void esmm_choose_text(const esmm_plan *plan, char *text, size_t bytes)

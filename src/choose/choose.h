@@ -78,13 +78,13 @@ typedef struct esmm_plan {
 
 /* What is kept of a shape of call on the same weights. Zeros before the first. */
 typedef struct esmm_history {
-  esmm_class own, shared; /* but for A's densities */
-  uint32_t calls, rest;   /* so far; until the next is timed */
-  uint32_t checked;       /* how often the next best was looked at again */
-  int last, trying;       /* index + 1: of the last best kernel, of one tried then; */
-  int in_row;             /* calls behind the first in a row of its trials */
-  bool warmed;            /* the last of them was not timed */
-  float spent;            /* seconds that trials lost */
+  esmm_class own, shared;      /* but for A's densities */
+  uint32_t calls, until_timed; /* so far; until the next is timed */
+  uint32_t checked;            /* how often the next best was looked at again */
+  int last, trying;            /* index + 1: of the last best kernel, of one tried then; */
+  int in_row;                  /* calls behind the first in a row of its trials */
+  bool warmed;                 /* the last of them was not timed */
+  float spent;                 /* seconds that trials lost */
 } esmm_history;
 
 /* The best of a nonempty list, at p->sample. looked: A was sampled, not assumed. history may be NULL: then nothing is

@@ -32,15 +32,15 @@ typedef struct directory {
   int16_t newest, oldest, used;
 } directory;
 
-typedef struct verdict {
+typedef struct recalled {
   key key;
-  _Alignas(8) unsigned char kept[ESMM_VERDICT_BYTES];
-} verdict;
+  _Alignas(8) unsigned char kept[ESMM_SHAPE_BYTES];
+} recalled;
 
 struct esmm_recall_tables {
-  directory of_verdicts, of_seen;
-  int64_t verdicts_made;
-  verdict verdicts[ESMM_RECALL_ENTRIES];
+  directory of_shapes, of_seen;
+  int64_t shapes_made;
+  recalled shapes[ESMM_RECALL_ENTRIES];
   esmm_seen seen[ESMM_RECALL_ENTRIES];
 };
 
@@ -114,9 +114,9 @@ esmm_status esmm_recall_open(esmm_ctx *ctx)
   struct esmm_recall_tables *t = esmm_mem_alloc(&ctx->allocator, sizeof *t);
   if (!t)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for what a context remembers, %zu bytes", sizeof *t);
-  directory_clear(&t->of_verdicts);
+  directory_clear(&t->of_shapes);
   directory_clear(&t->of_seen);
-  t->verdicts_made = 0;
+  t->shapes_made = 0;
   ctx->recall = t;
   return ESMM_OK;
 }
@@ -133,7 +133,7 @@ uint64_t esmm_weights_serial(void)
   return atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
 }
 
-/* ---- verdicts ---- */
+/* ---- shapes of calls ---- */
 
 static uint8_t alignment(const void *data)
 {
@@ -181,46 +181,46 @@ static uint64_t hash_key(const key *k)
   return hash;
 }
 
-void *esmm_recall_verdict(const esmm_problem *p, bool touch)
+void *esmm_recall_shape(const esmm_problem *p, bool touch)
 {
   struct esmm_recall_tables *t = p->ctx->recall;
   if (!t)
     return NULL;
   const key k = key_of(p);
-  directory *x = &t->of_verdicts;
-  if (x->newest != NONE && memcmp(&t->verdicts[x->newest].key, &k, sizeof k) == 0)
-    return t->verdicts[x->newest].kept; /* the same call again */
+  directory *x = &t->of_shapes;
+  if (x->newest != NONE && memcmp(&t->shapes[x->newest].key, &k, sizeof k) == 0)
+    return t->shapes[x->newest].kept; /* the same call again */
   const uint64_t hash = hash_key(&k);
   for (int16_t i = x->bucket[hash % BUCKETS]; i != NONE; i = x->next[i])
-    if (x->hash[i] == hash && memcmp(&t->verdicts[i].key, &k, sizeof k) == 0) {
+    if (x->hash[i] == hash && memcmp(&t->shapes[i].key, &k, sizeof k) == 0) {
       if (touch)
         directory_touch(x, i);
-      return t->verdicts[i].kept;
+      return t->shapes[i].kept;
     }
   return NULL;
 }
 
-void *esmm_recall_add_verdict(const esmm_problem *p)
+void *esmm_recall_add_shape(const esmm_problem *p)
 {
   struct esmm_recall_tables *t = p->ctx->recall;
   if (!t)
     return NULL;
-  const int16_t i = directory_room(&t->of_verdicts);
-  t->verdicts[i].key = key_of(p);
-  directory_add(&t->of_verdicts, i, hash_key(&t->verdicts[i].key));
-  t->verdicts_made++;
-  return t->verdicts[i].kept;
+  const int16_t i = directory_room(&t->of_shapes);
+  t->shapes[i].key = key_of(p);
+  directory_add(&t->of_shapes, i, hash_key(&t->shapes[i].key));
+  t->shapes_made++;
+  return t->shapes[i].kept;
 }
 
-void esmm_recall_clear_verdicts(esmm_ctx *ctx)
+void esmm_recall_clear_shapes(esmm_ctx *ctx)
 {
   if (ctx->recall)
-    directory_clear(&ctx->recall->of_verdicts);
+    directory_clear(&ctx->recall->of_shapes);
 }
 
-int64_t esmm_recall_verdicts_made(const esmm_ctx *ctx)
+int64_t esmm_recall_shapes_made(const esmm_ctx *ctx)
 {
-  return ctx->recall ? ctx->recall->verdicts_made : 0;
+  return ctx->recall ? ctx->recall->shapes_made : 0;
 }
 
 /* ---- what was seen ---- */
@@ -374,7 +374,7 @@ esmm_status esmm_expect(esmm_ctx *ctx, const esmm_weights *weights, int64_t m, c
   if (!seen)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "this context does not remember (remember is -1, or ESMM_REMEMBER 0)");
   seen->known = true;
-  seen->rest_known = false;
+  seen->overflow_known = false;
   seen->reports = 0;
   seen->from = seen->calls;
   seen->joint_known = r.joint_density > 0.0 || r.strip_density_a == 0.0;
@@ -395,6 +395,6 @@ esmm_status esmm_forget(esmm_ctx *ctx)
   for (int i = 0; i < t->of_seen.used; i++)
     settle(ctx, &t->seen[i]);
   directory_clear(&t->of_seen);
-  esmm_recall_clear_verdicts(ctx);
+  esmm_recall_clear_shapes(ctx);
   return ESMM_OK;
 }

@@ -2,7 +2,7 @@
  * recall.h: what a context remembers from call to call. None of it decides what a product is, only which kernel makes
  * it and how soon that is known.
  *
- * Verdicts: which kernels can do a product, found out once for each shape of call on the same weights. The key is all
+ * Shapes: which kernels can do a product, found out once for each shape of call on the same weights. The key is all
  * that a kernel may look at before it runs, but not A's values. What is kept is the backend's own.
  *
  * Seen: the densities of A that earlier products saw, by weights and by how many rows A has, for backends that must
@@ -17,7 +17,7 @@
 #include "kernel.h"
 
 #define ESMM_RECALL_ENTRIES 1024 /* of either table */
-#define ESMM_VERDICT_BYTES 2048  /* what a backend may keep of a verdict */
+#define ESMM_SHAPE_BYTES 2048    /* what a backend may keep of a shape of call */
 #define ESMM_REPORTS 32          /* calls with reports under way; a power of two */
 
 /* Densities seen by products of one B with about as many rows. */
@@ -27,9 +27,9 @@ typedef struct esmm_seen {
   bool known;                    /* the densities below are there */
   bool replaced;                 /* it evicted another entry: more pairs are in use than fit */
   bool joint_known;              /* joint too; else it is strip times B's density */
-  bool rest_known;               /* and rest */
+  bool overflow_known;           /* and overflow */
   double element, strip, joint;  /* of A: elements, strips, joint with B */
-  double rest;                   /* share of A's elements that are rests, see esmm_sample */
+  double overflow;               /* share of A's elements that overflow 2:4, see esmm_sample */
   int64_t strip_rows;            /* rows of those strips; 0: of whatever the kernel has */
   int64_t from;                  /* reports of earlier calls than this do not count: densities were set then */
   int64_t calls, reports;        /* products so far; reports taken from them */
@@ -46,13 +46,13 @@ uint64_t esmm_weights_serial(void); /* a new number for new weights; never given
 esmm_status esmm_recall_open(esmm_ctx *ctx);
 void esmm_recall_close(esmm_ctx *ctx);
 
-/* What was kept for calls like p, ESMM_VERDICT_BYTES aligned to 8 bytes, or NULL. touch: it was used now. */
-void *esmm_recall_verdict(const esmm_problem *p, bool touch);
+/* What was kept for calls like p, ESMM_SHAPE_BYTES aligned to 8 bytes, or NULL. touch: it was used now. */
+void *esmm_recall_shape(const esmm_problem *p, bool touch);
 /* Room for a new one, in place of the oldest; NULL where nothing is remembered. There is none for p. */
-void *esmm_recall_add_verdict(const esmm_problem *p);
+void *esmm_recall_add_shape(const esmm_problem *p);
 /* Costs changed, or what kernels there are. */
-void esmm_recall_clear_verdicts(esmm_ctx *ctx);
-int64_t esmm_recall_verdicts_made(const esmm_ctx *ctx); /* so far: for tests */
+void esmm_recall_clear_shapes(esmm_ctx *ctx);
+int64_t esmm_recall_shapes_made(const esmm_ctx *ctx); /* so far: for tests */
 
 /* Densities of products of w with m rows: NULL where there are none. */
 esmm_seen *esmm_recall_seen(const esmm_ctx *ctx, const esmm_weights *w, int64_t m);

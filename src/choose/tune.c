@@ -37,7 +37,7 @@ static void take_costs(esmm_ctx *ctx)
   ctx->cost_id = 0;
   for (size_t i = 0; i < sizeof ctx->cost; i++)
     ctx->cost_id = (ctx->cost_id ^ bytes[i]) * 0x100000001b3u;
-  esmm_recall_clear_verdicts(ctx);
+  esmm_recall_clear_shapes(ctx);
 }
 
 void esmm_tune_defaults(esmm_ctx *ctx)

@@ -64,7 +64,7 @@ static esmm_status alloc_panels(esmm_ctx *ctx, const esmm_prepare_opts *opts, es
 /* Pass 2: the kept rows of panel q, two halves of 16 columns, zero-padded past n. */
 static void fill_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
 {
-  const size_t size = esmm_dtype_size(w->dtype), half_bytes = ESMM_HALF * size;
+  const size_t size = esmm_dtype_size(w->dtype), half_bytes = ESMM_HALF_COLS * size;
   const int64_t j0 = q * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, w->n - j0);
   const uint64_t *bits = w->bits + q * w->words;
   const size_t kept = w->before[q * (w->words + 1) + w->words];
@@ -138,7 +138,8 @@ static void free_panels(esmm_weights *w)
 static void unpack_panel_row(const esmm_weights *w, int64_t k, int64_t q, char *out)
 {
   const size_t size = esmm_dtype_size(w->dtype);
-  const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - q * ESMM_PANEL), first = cols < ESMM_HALF ? cols : ESMM_HALF;
+  const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - q * ESMM_PANEL),
+               first = cols < ESMM_HALF_COLS ? cols : ESMM_HALF_COLS;
   const uint64_t word = w->bits[q * w->words + k / 64], bit = (uint64_t)1 << (k % 64);
   if (!(word & bit)) {
     memset(out, 0, cols * size);
@@ -147,8 +148,8 @@ static void unpack_panel_row(const esmm_weights *w, int64_t k, int64_t q, char *
   const uint32_t *before = w->before + q * (w->words + 1);
   const size_t at = before[k / 64] + (size_t)__builtin_popcountll(word & (bit - 1)), kept = before[w->words];
   const char *panel = (const char *)w->panel_data + w->panel_at[q] * size;
-  memcpy(out, panel + at * ESMM_HALF * size, first * size);
-  memcpy(out + first * size, panel + (kept + at) * ESMM_HALF * size, (cols - first) * size);
+  memcpy(out, panel + at * ESMM_HALF_COLS * size, first * size);
+  memcpy(out + first * size, panel + (kept + at) * ESMM_HALF_COLS * size, (cols - first) * size);
 }
 
 static void unpack_panels(const esmm_weights *w, esmm_matrix *out)

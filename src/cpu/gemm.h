@@ -375,7 +375,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   g.at_before = set_aside(&g.bytes, strips * words, sizeof(uint32_t));
   g.at_strips = set_aside(&g.bytes, strips, sizeof(strip));
   g.at_list = set_aside(&g.bytes, skip ? 2 * (g.kc + 64) * (g.full ? strips : 1) : 0, sizeof(uint32_t));
-  g.at_panel = set_aside(&g.bytes, 2 * g.kc * ESMM_HALF, sizeof(float));
+  g.at_panel = set_aside(&g.bytes, 2 * g.kc * ESMM_HALF_COLS, sizeof(float));
   g.at_panel_bits = set_aside(&g.bytes, words, sizeof(uint64_t));
   g.at_panel_before = set_aside(&g.bytes, 2 * (words + 1), sizeof(uint32_t));
   g.at_sums = set_aside(&g.bytes, esmm_is_plain(p) ? 0 : g.mc * g.nc * g.width, sizeof(float));
@@ -429,9 +429,9 @@ static void multiply_strip(const strip *s, const panel *b, int64_t width, const 
     const int64_t r = tile_row(s, t), rows = tile_row(s, t + 1) - r;
     const float *a = s->tiles + t * s->tile_stride;
     for (int64_t j = 0; j < cols; j += tile_cols) {
-      const float *b0 = (j < ESMM_HALF ? b->first : b->second) + j % ESMM_HALF;
+      const float *b0 = (j < ESMM_HALF_COLS ? b->first : b->second) + j % ESMM_HALF_COLS;
       const bool half = is_narrow(width) || cols - j <= VEC;
-      const float *b1 = half ? NULL : (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
+      const float *b1 = half ? NULL : (j + VEC < ESMM_HALF_COLS ? b->first : b->second) + (j + VEC) % ESMM_HALF_COLS;
       float *to = c + r * ldc + j;
       if (room - j >= (half ? VEC : TILE_COLS)) {
         multiply_tile(rows, a, b0, b1, b->step, list_a, list_b, n, chain, to, ldc, add);
@@ -495,8 +495,8 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
         for (int64_t w = 0, n = 0; w < words; n += __builtin_popcountll(s->bits[w++])) {
           for (int64_t x = 0, in_word = __builtin_popcountll(s->bits[w]); x < in_word; x++)
             s->list_a[n + x] = (uint32_t)((n + x) * (int64_t)(MR * sizeof(float)));
-          append_offsets(s->list_b + n, s->bits[w], (uint32_t)(w * 64 * (int64_t)(ESMM_HALF * sizeof(float))),
-                         ESMM_HALF * sizeof(float), 1);
+          append_offsets(s->list_b + n, s->bits[w], (uint32_t)(w * 64 * (int64_t)(ESMM_HALF_COLS * sizeof(float))),
+                         ESMM_HALF_COLS * sizeof(float), 1);
         }
     }
     t->extract += now_if_timed(p) - start;

@@ -183,7 +183,7 @@ static layout lay_out(const esmm_problem *p)
   l.nc = esmm_min(256, esmm_max(esmm_ceil_div(form->panels, share), esmm_min(8, form->panels)));
   l.blocks_n = esmm_ceil_div(form->panels, l.nc);
   l.held = l.stretches * l.kc >= p->k ? esmm_min(HELD, l.nc) : l.nc;
-  l.sums_ld = l.held * ESMM_HALF + (l.held > HELD ? VEC : 0); /* rows a page apart would push one another out */
+  l.sums_ld = l.held * ESMM_HALF_COLS + (l.held > HELD ? VEC : 0); /* rows a page apart would push one another out */
   l.bytes = align_up((size_t)(l.stretches * l.packed) * sizeof(uint16_t));
   l.at_lists = set_aside(&l.bytes, l.stretches * l.tiles * l.groups, sizeof(uint32_t));
   l.at_counts = set_aside(&l.bytes, l.stretches * l.tiles, sizeof(int64_t));
@@ -264,7 +264,7 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
     }
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++) {
-      const int64_t col0 = (q0 + q) * ESMM_HALF, held = q % l->held;
+      const int64_t col0 = (q0 + q) * ESMM_HALF_COLS, held = q % l->held;
       for (int64_t i = 0; i < stretches; i++) {
         const group_stretch x = stretch_of(p, l, row0, k0, i, scratch);
         const int64_t slot0 = x.k0 / form->group * form->keep, first = (q0 + q) * form->slots + slot0;
@@ -273,11 +273,11 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
         b.packed = form->index + first * b.index_bytes;
         if (b.made)
           make_pairs(&b);
-        multiply_panel(l, &x, &b, esmm_min(ESMM_HALF, p->n - col0), sums + held * ESMM_HALF, k0 + i > 0, t);
+        multiply_panel(l, &x, &b, esmm_min(ESMM_HALF_COLS, p->n - col0), sums + held * ESMM_HALF_COLS, k0 + i > 0, t);
       }
       if (ends && (held == l->held - 1 || q == panels - 1)) {
-        const int64_t from = col0 - held * ESMM_HALF;
-        esmm_finish(p, row0, rows, from, esmm_min(col0 + ESMM_HALF, p->n) - from, sums, l->sums_ld);
+        const int64_t from = col0 - held * ESMM_HALF_COLS;
+        esmm_finish(p, row0, rows, from, esmm_min(col0 + ESMM_HALF_COLS, p->n) - from, sums, l->sums_ld);
       }
     }
   }
@@ -301,7 +301,7 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
   (void)cost;
   *variant = SELECT_ROWS;
   const esmm_nm_form *form = &p->w->nm;
-  const double columns = (double)(form->panels * ESMM_HALF), m = (double)p->m;
+  const double columns = (double)(form->panels * ESMM_HALF_COLS), m = (double)p->m;
   const double alive = 1.0 - pow(1.0 - p->sample.strip[4], form->group); /* share of groups with a nonzero */
   const double pairs = (double)esmm_ceil_div(p->k, form->group) * (double)((form->keep + 1) / 2) * alive;
   units[0] = m * columns * pairs / VEC;

@@ -148,7 +148,7 @@ static inline int64_t find_listed(const esmm_nm_form *form, int64_t j0, int64_t 
 
 ALWAYS bool shares_lists(const esmm_weights *w)
 {
-  return w->nm.group_cols > 1 && (w->nm.group_cols >= w->n || w->nm.group_cols % ESMM_HALF == 0);
+  return w->nm.group_cols > 1 && (w->nm.group_cols >= w->n || w->nm.group_cols % ESMM_HALF_COLS == 0);
 }
 
 /* Share of a form's blocks that are there. */

@@ -52,9 +52,9 @@ typedef struct slots {
 /* sums [rows] += the values of a slot times the a's that they name, of a [rows][span] from `base` on */
 ALWAYS void add_slot(const int rows, const bool two, const slots *b, int64_t slot, const float *a, int base, vec *sums)
 {
-  const vec x = esmm_vec_load(b->values, b->dtype, slot * ESMM_HALF);
+  const vec x = esmm_vec_load(b->values, b->dtype, slot * ESMM_HALF_COLS);
   const vec_index index = rows <= FEW ? index_unpack(&b->plan, b->packed + slot * b->index_bytes, base)
-                                      : index_load(b->index + slot * ESMM_HALF, base);
+                                      : index_load(b->index + slot * ESMM_HALF_COLS, base);
   __asm__("" : "+r"(a)); /* else a's rows stay in registers from slot to slot, and there are too few */
 #pragma GCC unroll 16
   for (int r = 0; r < rows; r++)
@@ -203,8 +203,8 @@ static select_layout select_lay_out(const esmm_problem *p)
   l.at_lists = set_aside(&l.bytes, l.at_once * l.list, sizeof(uint32_t));
   l.at_counts = set_aside(&l.bytes, l.at_once * l.tiles, sizeof(int64_t));
   l.at_bits = set_aside(&l.bytes, l.kc / 64 + 1, sizeof(uint64_t));
-  l.at_index = set_aside(&l.bytes, l.sets * l.set * form->keep * ESMM_HALF, sizeof(int32_t));
-  l.at_sums = set_aside(&l.bytes, esmm_is_plain(p) ? 0 : l.mc * l.nc * ESMM_HALF, sizeof(float));
+  l.at_index = set_aside(&l.bytes, l.sets * l.set * form->keep * ESMM_HALF_COLS, sizeof(int32_t));
+  l.at_sums = set_aside(&l.bytes, esmm_is_plain(p) ? 0 : l.mc * l.nc * ESMM_HALF_COLS, sizeof(float));
   l.at_rows = set_aside(&l.bytes, SELECT_ROWS * l.kc, sizeof(float));
   return l;
 }
@@ -273,7 +273,7 @@ static void select_panel(const select_layout *l, const group_stretch *x, const s
 static void unpack_indices(const slots *b, int32_t *to)
 {
   const unsigned char *from = b->packed;
-  for (int32_t *end = to + b->all * ESMM_HALF; to < end; to += VEC, from += VEC / 8 * (b->index_bytes / 2))
+  for (int32_t *end = to + b->all * ESMM_HALF_COLS; to < end; to += VEC, from += VEC / 8 * (b->index_bytes / 2))
     index_store(to, index_unpack(&b->plan, from, 0));
 }
 
@@ -283,11 +283,11 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
   const select_layout *l = plan;
   const esmm_nm_form *form = &p->w->nm;
   const int64_t q0 = block % l->blocks_n * l->nc, panels = esmm_min(l->nc, form->panels - q0);
-  const int64_t col0 = q0 * ESMM_HALF, width = esmm_min(panels * ESMM_HALF, p->n - col0);
+  const int64_t col0 = q0 * ESMM_HALF_COLS, width = esmm_min(panels * ESMM_HALF_COLS, p->n - col0);
   const bool plain = esmm_is_plain(p);
   float *sums = (float *)(void *)(scratch + l->at_sums);
   const int64_t row0 = block / l->blocks_n * l->mc, rows = esmm_min(l->mc, p->m - row0);
-  const int64_t ldc = plain ? p->c.ld : l->nc * ESMM_HALF;
+  const int64_t ldc = plain ? p->c.ld : l->nc * ESMM_HALF_COLS;
   float *c = plain ? (float *)p->c.data + row0 * p->c.ld + col0 : sums;
   int32_t *index = (int32_t *)(void *)(scratch + l->at_index);
   slots b = {.index = index,
@@ -310,11 +310,11 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
         const group_stretch x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
         const int64_t slot0 = x.k0 / form->group * form->keep, first = (q0 + q) * form->slots + slot0;
         b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->group) * form->keep);
-        b.values = (const char *)form->values + (size_t)(first * ESMM_HALF) * esmm_dtype_size(p->w->dtype);
+        b.values = (const char *)form->values + (size_t)(first * ESMM_HALF_COLS) * esmm_dtype_size(p->w->dtype);
         b.packed = form->index + (size_t)(first * b.index_bytes);
         if (rows > FEW)
           unpack_indices(&b, index);
-        select_panel(l, &x, &b, esmm_min(ESMM_HALF, width - q * ESMM_HALF), c + q * ESMM_HALF, ldc,
+        select_panel(l, &x, &b, esmm_min(ESMM_HALF_COLS, width - q * ESMM_HALF_COLS), c + q * ESMM_HALF_COLS, ldc,
                      x.k0 > 0 || (plain && p->beta == 1.0f), t);
       }
   }
@@ -339,7 +339,7 @@ static void select_units(const esmm_problem *p, double *units, int64_t *variant)
 {
   *variant = SELECT_ROWS;
   const esmm_nm_form *form = &p->w->nm;
-  const double columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots; /* values of a column */
+  const double columns = (double)(form->panels * ESMM_HALF_COLS), each = (double)form->slots; /* values of a column */
   const double alive =
       1.0 - pow(1.0 - p->sample.strip[SELECT_ROWS == 16 ? 4 : 3], form->group); /* share of groups with a nonzero */
   units[0] = (double)p->m * columns * each * alive / VEC;
@@ -365,7 +365,7 @@ static void select_units(const esmm_problem *p, double *units, int64_t *variant)
 static void nm_units(const esmm_problem *p, int level, double *units)
 {
   const bool lists = source_of(p->w, true) == FROM_LISTS;
-  const double columns = (double)(p->w->nm.panels * ESMM_HALF), k = (double)p->k;
+  const double columns = (double)(p->w->nm.panels * ESMM_HALF_COLS), k = (double)p->k;
   const double strips = (double)esmm_ceil_div(p->m, 1 << level), passes = (double)esmm_ceil_div(p->m, 128);
   const double kept = lists ? (double)p->w->nm.slots : k;
   /* A multiply-add of gemm.h over one with a selection. */

@@ -34,7 +34,7 @@ static lists_layout lists_lay_out(const esmm_problem *p)
   l.blocks = esmm_ceil_div(form->panels, l.nc);
   l.bytes = align_up((size_t)(p->m * l.room) * sizeof(float));
   l.at_offsets = set_aside(&l.bytes, p->m * l.room, sizeof(uint32_t));
-  l.at_sums = set_aside(&l.bytes, p->m * l.nc * ESMM_HALF, sizeof(float));
+  l.at_sums = set_aside(&l.bytes, p->m * l.nc * ESMM_HALF_COLS, sizeof(float));
   l.at_rows = set_aside(&l.bytes, p->m * p->k, sizeof(float));
   l.at_met = set_aside(&l.bytes, p->m * form->slots, sizeof(float));
   return l;
@@ -58,7 +58,7 @@ static void gather_met(const esmm_nm_form *form, int64_t which, const float *a, 
 ALWAYS void add_listed(const esmm_dtype dtype, const void *b, const float *values, const uint32_t *offsets,
                        int64_t count, float *sums)
 {
-  for (int64_t j = 0; j < ESMM_HALF; j += VEC) {
+  for (int64_t j = 0; j < ESMM_HALF_COLS; j += VEC) {
     vec all = vec_zero();
     for (int64_t i = 0; i < count;) {
       const int64_t end = esmm_min(count, i + LISTS_PART);
@@ -82,8 +82,8 @@ static void lists_multiply(const esmm_problem *p, const void *plan, int64_t bloc
   const lists_layout *l = plan;
   const esmm_nm_form *form = &p->w->nm;
   const esmm_dtype dtype = p->w->dtype;
-  const size_t vector_bytes = ESMM_HALF * esmm_dtype_size(dtype);
-  const int64_t q0 = block * l->nc, panels = esmm_min(l->nc, form->panels - q0), ld_sums = l->nc * ESMM_HALF;
+  const size_t vector_bytes = ESMM_HALF_COLS * esmm_dtype_size(dtype);
+  const int64_t q0 = block * l->nc, panels = esmm_min(l->nc, form->panels - q0), ld_sums = l->nc * ESMM_HALF_COLS;
   float *values = (float *)(void *)scratch, *sums = (float *)(void *)(scratch + l->at_sums);
   float *met = (float *)(void *)(scratch + l->at_met);
   uint32_t *offsets = (uint32_t *)(void *)(scratch + l->at_offsets);
@@ -93,17 +93,17 @@ static void lists_multiply(const esmm_problem *p, const void *plan, int64_t bloc
   t->extract += now_if_timed(p) - start;
   for (int64_t q = 0; q < panels; q++) {
     const char *b = (const char *)form->values + (size_t)((q0 + q) * form->slots) * vector_bytes;
-    if ((q0 + q) * ESMM_HALF / form->group_cols != list) {
-      list = (q0 + q) * ESMM_HALF / form->group_cols;
+    if ((q0 + q) * ESMM_HALF_COLS / form->group_cols != list) {
+      list = (q0 + q) * ESMM_HALF_COLS / form->group_cols;
       gather_met(form, list, a, ld, p->m, b, vector_bytes, met);
       for (int64_t r = 0; r < p->m; r++)
-        counts[r] = list_nonzeros(met + r * form->slots, form->slots, 0, ESMM_HALF, values + r * l->room,
+        counts[r] = list_nonzeros(met + r * form->slots, form->slots, 0, ESMM_HALF_COLS, values + r * l->room,
                                   offsets + r * l->room);
     }
     for (int64_t r = 0; r < p->m; r++) {
       const float *own = values + r * l->room;
       const uint32_t *places = offsets + r * l->room;
-      float *to = sums + r * ld_sums + q * ESMM_HALF;
+      float *to = sums + r * ld_sums + q * ESMM_HALF_COLS;
       switch (dtype) { /* each its own loop */
       case ESMM_F32:
         add_listed(ESMM_F32, b, own, places, counts[r], to);
@@ -115,11 +115,11 @@ static void lists_multiply(const esmm_problem *p, const void *plan, int64_t bloc
         add_listed(ESMM_F16, b, own, places, counts[r], to);
         break;
       }
-      t->terms += (double)counts[r] * (double)esmm_min(ESMM_HALF, p->n - (q0 + q) * ESMM_HALF);
+      t->terms += (double)counts[r] * (double)esmm_min(ESMM_HALF_COLS, p->n - (q0 + q) * ESMM_HALF_COLS);
     }
   }
-  const int64_t col0 = q0 * ESMM_HALF;
-  esmm_finish(p, 0, p->m, col0, esmm_min(panels * ESMM_HALF, p->n - col0), sums, ld_sums);
+  const int64_t col0 = q0 * ESMM_HALF_COLS;
+  esmm_finish(p, 0, p->m, col0, esmm_min(panels * ESMM_HALF_COLS, p->n - col0), sums, ld_sums);
 }
 
 static size_t lists_workspace(const esmm_problem *p)
@@ -137,7 +137,7 @@ static void lists_units(const esmm_problem *p, double *units, int64_t *variant)
 {
   *variant = 1;
   const esmm_nm_form *form = &p->w->nm;
-  const double m = (double)p->m, columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots;
+  const double m = (double)p->m, columns = (double)(form->panels * ESMM_HALF_COLS), each = (double)form->slots;
   units[0] = m * columns * each * p->sample.element / VEC;
   units[1] = m * (double)p->k;
   units[2] = (double)p->w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * p->sample.strip[2]);

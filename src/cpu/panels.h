@@ -24,7 +24,7 @@ typedef enum source {
 static source source_of(const esmm_weights *w, bool skip)
 {
   if (w->format == ESMM_FORMAT_BSR)
-    return !skip ? FROM_WIDENED : w->bsr.block_cols % ESMM_HALF == 0 ? FROM_BLOCKS : FROM_UNION;
+    return !skip ? FROM_WIDENED : w->bsr.block_cols % ESMM_HALF_COLS == 0 ? FROM_BLOCKS : FROM_UNION;
   if (w->format == ESMM_FORMAT_NM)
     return skip && shares_lists(w) ? FROM_LISTS : FROM_WIDENED;
   return skip || (w->panel_data && w->full) ? FROM_PANELS : FROM_ROWS;
@@ -35,7 +35,7 @@ static int64_t panel_width(const esmm_weights *w, source from)
 {
   const bool narrow = (from == FROM_BLOCKS && w->bsr.block_cols % ESMM_PANEL != 0) ||
                       (from == FROM_LISTS && w->nm.group_cols < w->n && w->nm.group_cols % ESMM_PANEL != 0);
-  return narrow ? ESMM_HALF : ESMM_PANEL;
+  return narrow ? ESMM_HALF_COLS : ESMM_PANEL;
 }
 
 /* Every k of every panel is there. */
@@ -50,35 +50,36 @@ static bool source_full(const esmm_weights *w, source from)
 static panel panel_of_b(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
 {
   const int64_t word0 = k0 / 64, words = esmm_ceil_div(kc, 64);
-  panel b = {.step = ESMM_HALF,
+  panel b = {.step = ESMM_HALF_COLS,
              .bits = w->bits + q * w->words + word0,
              .before = w->before + q * (w->words + 1) + word0,
              .lives = words};
   b.kept = (int64_t)b.before[words] - b.before[0];
   const int64_t all = w->before[q * (w->words + 1) + w->words];
-  const int64_t first = (int64_t)w->panel_at[q] + (int64_t)b.before[0] * ESMM_HALF, second = first + all * ESMM_HALF;
+  const int64_t first = (int64_t)w->panel_at[q] + (int64_t)b.before[0] * ESMM_HALF_COLS,
+                second = first + all * ESMM_HALF_COLS;
   if (w->dtype == ESMM_F32) {
     b.first = (const float *)w->panel_data + first;
     b.second = (const float *)w->panel_data + second;
     return b;
   }
-  widen(w->panel_data, w->dtype, first, b.kept * ESMM_HALF, buffer);
-  widen(w->panel_data, w->dtype, second, b.kept * ESMM_HALF, buffer + kc * ESMM_HALF);
+  widen(w->panel_data, w->dtype, first, b.kept * ESMM_HALF_COLS, buffer);
+  widen(w->panel_data, w->dtype, second, b.kept * ESMM_HALF_COLS, buffer + kc * ESMM_HALF_COLS);
   b.first = buffer;
-  b.second = buffer + kc * ESMM_HALF;
+  b.second = buffer + kc * ESMM_HALF_COLS;
   return b;
 }
 
 /* 16 columns of a row */
 ALWAYS void copy_half(const void *from, esmm_dtype dtype, int64_t at, float *to)
 {
-  widen(from, dtype, at, ESMM_HALF, to);
+  widen(from, dtype, at, ESMM_HALF_COLS, to);
 }
 
 /* Elements at + first .. at + end - 1 to the same places of `to` */
 ALWAYS void copy_part(const void *from, esmm_dtype dtype, int64_t at, int64_t first, int64_t end, float *to)
 {
-  if (end - first == ESMM_HALF) {
+  if (end - first == ESMM_HALF_COLS) {
     copy_half(from, dtype, at + first, to + first);
     return;
   }
@@ -88,7 +89,7 @@ ALWAYS void copy_part(const void *from, esmm_dtype dtype, int64_t at, int64_t fi
 /* A panel with every k, in the buffer. */
 static panel full_panel(const float *buffer, int64_t kc)
 {
-  return (panel){.first = buffer, .second = buffer + kc * ESMM_HALF, .step = ESMM_HALF, .kept = kc};
+  return (panel){.first = buffer, .second = buffer + kc * ESMM_HALF_COLS, .step = ESMM_HALF_COLS, .kept = kc};
 }
 
 /* The same from B's rows, with every k: for dense products of weights that have no full panels. */
@@ -97,10 +98,10 @@ static panel panel_of_rows(const esmm_weights *w, int64_t q, int64_t k0, int64_t
   const int64_t j0 = q * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, w->rows_ld - j0);
   for (int64_t k = 0; k < kc; k++)
     for (int half = 0; half < 2; half++) {
-      float *to = buffer + half * kc * ESMM_HALF + k * ESMM_HALF;
-      const int64_t at = (k0 + k) * w->rows_ld + j0 + half * ESMM_HALF;
-      if (half * ESMM_HALF >= cols)
-        memset(to, 0, ESMM_HALF * sizeof *to);
+      float *to = buffer + half * kc * ESMM_HALF_COLS + k * ESMM_HALF_COLS;
+      const int64_t at = (k0 + k) * w->rows_ld + j0 + half * ESMM_HALF_COLS;
+      if (half * ESMM_HALF_COLS >= cols)
+        memset(to, 0, ESMM_HALF_COLS * sizeof *to);
       else
         copy_half(w->rows, w->dtype, at, to);
     }
@@ -120,16 +121,16 @@ static panel panel_of_blocks(const esmm_weights *w, int64_t j0, int64_t width, i
     return b;
   if (w->dtype == ESMM_F32 && room->in_place) {
     b.first = (const float *)form->values + at;
-    b.second = b.first + ESMM_HALF;
+    b.second = b.first + ESMM_HALF_COLS;
     return b;
   }
-  for (int64_t half = 0; half < width / ESMM_HALF; half++)
+  for (int64_t half = 0; half < width / ESMM_HALF_COLS; half++)
     for (int64_t i = 0; i < b.kept; i++)
-      copy_half(form->values, w->dtype, at + i * form->block_cols + half * ESMM_HALF,
-                room->values + (half * kc + i) * ESMM_HALF);
+      copy_half(form->values, w->dtype, at + i * form->block_cols + half * ESMM_HALF_COLS,
+                room->values + (half * kc + i) * ESMM_HALF_COLS);
   b.first = room->values;
-  b.second = room->values + kc * ESMM_HALF;
-  b.step = ESMM_HALF;
+  b.second = room->values + kc * ESMM_HALF_COLS;
+  b.step = ESMM_HALF_COLS;
   return b;
 }
 
@@ -154,17 +155,18 @@ static void scatter_blocks(const esmm_weights *w, int64_t s, int64_t j0, int64_t
       const int64_t place = bits ? (int64_t)before[k / 64] + __builtin_popcountll(below) : k;
       const int64_t row = i * form->block_rows + (k0 + k - (int64_t)form->at[i] * form->block_rows);
       const int64_t at = row * form->block_cols - col0 + j0;
-      float *half = buffer + place * ESMM_HALF;
-      copy_part(form->values, w->dtype, at, left - j0, esmm_min(right - j0, ESMM_HALF), half);
-      copy_part(form->values, w->dtype, at, esmm_max(left - j0, ESMM_HALF), right - j0, half + (kc - 1) * ESMM_HALF);
+      float *half = buffer + place * ESMM_HALF_COLS;
+      copy_part(form->values, w->dtype, at, left - j0, esmm_min(right - j0, ESMM_HALF_COLS), half);
+      copy_part(form->values, w->dtype, at, esmm_max(left - j0, ESMM_HALF_COLS), right - j0,
+                half + (kc - 1) * ESMM_HALF_COLS);
     }
   }
 }
 
 static void clear_panel(float *buffer, int64_t kept, int64_t kc)
 {
-  memset(buffer, 0, (size_t)(kept * ESMM_HALF) * sizeof *buffer);
-  memset(buffer + kc * ESMM_HALF, 0, (size_t)(kept * ESMM_HALF) * sizeof *buffer);
+  memset(buffer, 0, (size_t)(kept * ESMM_HALF_COLS) * sizeof *buffer);
+  memset(buffer + kc * ESMM_HALF_COLS, 0, (size_t)(kept * ESMM_HALF_COLS) * sizeof *buffer);
 }
 
 /* 32 columns over several block columns, with the k's that any of them has. */
@@ -172,7 +174,7 @@ static panel panel_of_union(const esmm_weights *w, int64_t j0, int64_t k0, int64
 {
   const esmm_bsr_form *form = &w->bsr;
   const int64_t last = (esmm_min(w->n, j0 + ESMM_PANEL) - 1) / form->block_cols;
-  panel b = {.first = room->values, .second = room->values + kc * ESMM_HALF, .step = ESMM_HALF};
+  panel b = {.first = room->values, .second = room->values + kc * ESMM_HALF_COLS, .step = ESMM_HALF_COLS};
   memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
   for (int64_t s = j0 / form->block_cols; s <= last; s++) {
     int64_t first, end, from, to;
@@ -195,26 +197,26 @@ static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, in
                             const panel_room *room)
 {
   const esmm_nm_form *form = &w->nm;
-  panel b = {.step = ESMM_HALF};
+  panel b = {.step = ESMM_HALF_COLS};
   const int64_t start = find_listed(form, j0, k0, kc, room, &b);
-  const int64_t q = j0 / ESMM_HALF, here = (q * form->slots + start) * ESMM_HALF;
-  const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else the second half is not read */
-  const int64_t next = two ? here + form->slots * ESMM_HALF : here;
+  const int64_t q = j0 / ESMM_HALF_COLS, here = (q * form->slots + start) * ESMM_HALF_COLS;
+  const bool two = width > ESMM_HALF_COLS && q + 1 < form->panels; /* else the second half is not read */
+  const int64_t next = two ? here + form->slots * ESMM_HALF_COLS : here;
   if (w->dtype == ESMM_F32) {
     b.first = (const float *)form->values + here;
     b.second = (const float *)form->values + next;
     return b;
   }
-  widen(form->values, w->dtype, here, b.kept * ESMM_HALF, room->values);
+  widen(form->values, w->dtype, here, b.kept * ESMM_HALF_COLS, room->values);
   if (two)
-    widen(form->values, w->dtype, next, b.kept * ESMM_HALF, room->values + kc * ESMM_HALF);
+    widen(form->values, w->dtype, next, b.kept * ESMM_HALF_COLS, room->values + kc * ESMM_HALF_COLS);
   b.first = room->values;
-  b.second = two ? room->values + kc * ESMM_HALF : room->values;
+  b.second = two ? room->values + kc * ESMM_HALF_COLS : room->values;
   return b;
 }
 
 /* The indices of a slot in 16 columns that choose for themselves. */
-ALWAYS void own_indices(const esmm_nm_form *form, const unsigned char *from, unsigned char index[ESMM_HALF])
+ALWAYS void own_indices(const esmm_nm_form *form, const unsigned char *from, unsigned char index[ESMM_HALF_COLS])
 {
   const unsigned mask = (1u << form->bits) - 1;
   for (int part = 0; part < 2; part++, from += form->bits) { /* 8 indices are whole bytes, at most 40 bits */
@@ -228,18 +230,18 @@ ALWAYS void own_indices(const esmm_nm_form *form, const unsigned char *from, uns
 
 /* The lists that 16 columns from j0 on have, several columns each. */
 typedef struct shared_lists {
-  int count, end[ESMM_HALF]; /* list i is that of the columns before end[i], from end[i - 1] on */
-  const unsigned char *list[ESMM_HALF];
+  int count, end[ESMM_HALF_COLS]; /* list i is that of the columns before end[i], from end[i - 1] on */
+  const unsigned char *list[ESMM_HALF_COLS];
 } shared_lists;
 
 static shared_lists lists_of(const esmm_nm_form *form, int64_t j0)
 {
   shared_lists lists = {0};
-  for (int64_t c = 0, end; c < ESMM_HALF; c = end) {
+  for (int64_t c = 0, end; c < ESMM_HALF_COLS; c = end) {
     const int64_t strip = esmm_min((j0 + c) / form->group_cols, form->strips - 1); /* columns past the last: any */
-    end = esmm_min(ESMM_HALF, (strip + 1) * form->group_cols - j0);
+    end = esmm_min(ESMM_HALF_COLS, (strip + 1) * form->group_cols - j0);
     if (end <= c)
-      end = ESMM_HALF;
+      end = ESMM_HALF_COLS;
     lists.list[lists.count] = form->index + (size_t)strip * form->list_bytes;
     lists.end[lists.count++] = (int)end;
   }
@@ -256,23 +258,23 @@ static void scatter_slots(const esmm_weights *w, int64_t j0, int64_t k0, int64_t
   slots_of_stretch(form, k0, k0 + kc, &first, &end);
   slot_walk at = walk_from(form, first, k0);
   for (int64_t slot = first; slot < end; slot++, walk_on(form, &at)) {
-    const int64_t vector = j0 / ESMM_HALF * form->slots + slot;
+    const int64_t vector = j0 / ESMM_HALF_COLS * form->slots + slot;
     const bool whole = at.base >= 0 && at.base + form->group <= kc; /* else the stretch cuts the group */
-    float values[ESMM_HALF];
-    copy_half(form->values, w->dtype, vector * ESMM_HALF, values);
+    float values[ESMM_HALF_COLS];
+    copy_half(form->values, w->dtype, vector * ESMM_HALF_COLS, values);
     if (own) {
-      unsigned char index[ESMM_HALF];
+      unsigned char index[ESMM_HALF_COLS];
       own_indices(form, form->index + (size_t)(vector * 2 * form->bits), index);
-      for (int c = 0; c < ESMM_HALF; c++)
+      for (int c = 0; c < ESMM_HALF_COLS; c++)
         if (whole || (at.base + index[c] >= 0 && at.base + index[c] < kc))
-          half[(at.base + index[c]) * ESMM_HALF + c] = values[c];
+          half[(at.base + index[c]) * ESMM_HALF_COLS + c] = values[c];
       continue;
     }
     for (int i = 0, c = 0; i < lists.count; i++) {
       const int64_t k = at.base + (int64_t)esmm_nm_field(lists.list[i], slot, form->bits);
       if (whole || (k >= 0 && k < kc))
         for (; c < lists.end[i]; c++)
-          half[k * ESMM_HALF + c] = values[c];
+          half[k * ESMM_HALF_COLS + c] = values[c];
       c = lists.end[i];
     }
   }
@@ -286,8 +288,8 @@ static panel panel_widened(const esmm_weights *w, int64_t j0, int64_t k0, int64_
     for (int64_t s = j0 / w->bsr.block_cols; s * w->bsr.block_cols < esmm_min(w->n, j0 + ESMM_PANEL); s++)
       scatter_blocks(w, s, j0, k0, kc, NULL, NULL, buffer);
   else
-    for (int64_t half = 0; half < 2 && j0 + half * ESMM_HALF < w->n; half++)
-      scatter_slots(w, j0 + half * ESMM_HALF, k0, kc, buffer + half * kc * ESMM_HALF);
+    for (int64_t half = 0; half < 2 && j0 + half * ESMM_HALF_COLS < w->n; half++)
+      scatter_slots(w, j0 + half * ESMM_HALF_COLS, k0, kc, buffer + half * kc * ESMM_HALF_COLS);
   return full_panel(buffer, kc);
 }
 

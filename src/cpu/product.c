@@ -90,7 +90,7 @@ typedef struct planned {
 enum { ALIKE = 4, UNLOOKED = 15 };
 
 /* Memory of a shape of call: the kernels to choose from and, where A need not be sampled, the choice. */
-typedef struct verdict {
+typedef struct remembered {
   esmm_shortlist list;
   bool outright; /* a look at A would not pay */
   int stands;    /* how many more calls of this class have this plan */
@@ -100,7 +100,7 @@ typedef struct verdict {
   int threads, wakes;
   esmm_plan plan;
   esmm_history history;
-} verdict;
+} remembered;
 
 /*
  * A kernel that skips most of its work is worth fewer threads, and still fewer that have to be woken. seconds: the
@@ -116,46 +116,46 @@ static int worth_threads(const esmm_problem *p, int index, double seconds, int *
 }
 
 /* Leaves p->sample full where A need not be sampled. */
-static void judge(esmm_problem *p, verdict *v)
+static void judge(esmm_problem *p, remembered *kept)
 {
-  memset(v, 0, sizeof *v);
-  esmm_plan_shortlist(p, NULL, &v->list);
-  v->outright = v->list.count > 0 && esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a));
+  memset(kept, 0, sizeof *kept);
+  esmm_plan_shortlist(p, NULL, &kept->list);
+  kept->outright = kept->list.count > 0 && esmm_plan_outright(p, &kept->list, esmm_sample_seconds(&p->a));
 }
 
 /* Fills p->sample as the plan needs it. */
 static esmm_status explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
-  verdict v;
+  remembered kept;
   if (!force)
-    judge(p, &v);
-  const bool looked = force || !v.outright;
+    judge(p, &kept);
+  const bool looked = force || !kept.outright;
   if (looked)
     esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
   return esmm_plan_sampled(ctx, p, force, looked, choices, chosen);
 }
 
 /* Looked for once for each shape of call; NULL where that is not remembered. */
-static verdict *recall_verdict(esmm_problem *p)
+static remembered *recall_shape(esmm_problem *p)
 {
-  _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
-  verdict *v = esmm_recall_verdict(p, true);
-  if (v)
-    return v;
-  v = esmm_recall_add_verdict(p);
-  if (v)
-    judge(p, v);
-  return v;
+  _Static_assert(sizeof(remembered) <= ESMM_SHAPE_BYTES, "raise ESMM_SHAPE_BYTES");
+  remembered *kept = esmm_recall_shape(p, true);
+  if (kept)
+    return kept;
+  kept = esmm_recall_add_shape(p);
+  if (kept)
+    judge(p, kept);
+  return kept;
 }
 
 /* Forced, or none can run. */
-static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told,
-                                                         planned *out)
+static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_problem *p, const char *force,
+                                                         bool wants_reason, planned *out)
 {
   esmm_shortlist list;
   out->plan = (esmm_plan){.kernel = NULL};
   esmm_plan_shortlist(p, force, &list);
-  if (list.count == 0 || told) {
+  if (list.count == 0 || wants_reason) {
     esmm_choice choices[ESMM_MAX_KERNELS];
     int chosen;
     const esmm_status status = explain(ctx, p, force, choices, &chosen);
@@ -179,87 +179,87 @@ static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_pro
 
 /* A is not sampled in every call if sampling takes part of the time, the plan skips nothing, and A has been alike: new
    zeros are found some calls later, and lost ones do no harm. */
-static void note_look(const esmm_problem *p, verdict *v, esmm_density_class seen)
+static void note_look(const esmm_problem *p, remembered *kept, esmm_density_class seen)
 {
-  v->alike = esmm_same_densities(seen, v->seen) ? v->alike + 1 : 0;
-  if (v->alike < ALIKE || v->plan.kernel->flags & ESMM_KERNEL_SKIPS ||
-      esmm_sample_seconds(&p->a) < LOOK_SHARE * v->plan.seconds)
+  kept->alike = esmm_same_densities(seen, kept->seen) ? kept->alike + 1 : 0;
+  if (kept->alike < ALIKE || kept->plan.kernel->flags & ESMM_KERNEL_SKIPS ||
+      esmm_sample_seconds(&p->a) < LOOK_SHARE * kept->plan.seconds)
     return;
-  v->alike = ALIKE;
-  v->unlooked = UNLOOKED;
+  kept->alike = ALIKE;
+  kept->unlooked = UNLOOKED;
 }
 
-/* The verdict's plan, while that stands for calls of this class. */
-static bool plan_stands(esmm_problem *p, verdict *v, esmm_density_class seen, planned *out)
+/* The remembered plan, while it stands for calls of this class. */
+static bool plan_stands(esmm_problem *p, remembered *kept, esmm_density_class seen, planned *out)
 {
-  if (v->stands == 0)
+  if (kept->stands == 0)
     return false;
-  if (p->ctx->turn > 0 || !esmm_same_densities(seen, v->seen)) {
-    if (v->stands != INT_MAX)
-      esmm_choose_return(out->history, v->stands);
-    v->stands = 0;
+  if (p->ctx->turn > 0 || !esmm_same_densities(seen, kept->seen)) {
+    if (kept->stands != INT_MAX)
+      esmm_choose_return(out->history, kept->stands);
+    kept->stands = 0;
     return false;
   }
-  v->stands -= v->stands != INT_MAX;
-  out->plan = v->plan;
-  p->threads = v->threads;
-  p->variant = v->plan.variant;
-  out->wakes = v->wakes;
+  kept->stands -= kept->stands != INT_MAX;
+  out->plan = kept->plan;
+  p->threads = kept->threads;
+  p->variant = kept->plan.variant;
+  out->wakes = kept->wakes;
   return true;
 }
 
-/* By the verdict. A is sampled, or its densities are full. */
-static void plan_by(esmm_problem *p, verdict *v, planned *out)
+/* By what is remembered. A is sampled, or its densities are full. */
+static void plan_by(esmm_problem *p, remembered *kept, planned *out)
 {
-  const bool keeps = v->outright || p->ctx->learns;
-  const esmm_density_class seen = v->outright || !keeps ? (esmm_density_class){0, 0} : esmm_choose_class(p, true);
-  if (!v->outright && v->stands > 0 && keeps)
-    note_look(p, v, seen);
-  if (!plan_stands(p, v, seen, out)) {
-    if (v->outright)
+  const bool keeps = kept->outright || p->ctx->learns;
+  const esmm_density_class seen = kept->outright || !keeps ? (esmm_density_class){0, 0} : esmm_choose_class(p, true);
+  if (!kept->outright && kept->stands > 0 && keeps)
+    note_look(p, kept, seen);
+  if (!plan_stands(p, kept, seen, out)) {
+    if (kept->outright)
       esmm_sample_fill(&p->sample, 1.0);
-    esmm_choose(p, &v->list, !v->outright, out->history, &out->plan);
+    esmm_choose(p, &kept->list, !kept->outright, out->history, &out->plan);
     p->threads = worth_threads(p, out->plan.index, out->plan.predicted, &out->wakes);
     if (keeps && out->history) {
-      v->plan = out->plan;
-      v->plan.timed = false;
-      v->seen = seen;
-      v->threads = p->threads;
-      v->wakes = out->wakes;
-      v->stands = esmm_choose_stands(p, &out->plan, out->history);
+      kept->plan = out->plan;
+      kept->plan.timed = false;
+      kept->seen = seen;
+      kept->threads = p->threads;
+      kept->wakes = out->wakes;
+      kept->stands = esmm_choose_stands(p, &out->plan, out->history);
     }
   }
   p->variant = out->plan.variant;
 }
 
 /* The flag asks for the reason and A's densities; it does not change the choice. */
-static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, planned *out)
+static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool wants_reason, planned *out)
 {
   out->p = p;
   out->history = NULL;
   out->reason[0] = '\0';
-  verdict own, *v = force ? NULL : recall_verdict(p);
-  if (v)
-    out->history = &v->history;
+  remembered own, *kept = force ? NULL : recall_shape(p);
+  if (kept)
+    out->history = &kept->history;
   else if (!force)
-    judge(p, v = &own);
-  if (told)
+    judge(p, kept = &own);
+  if (wants_reason)
     esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
-  if (!v || v->list.count == 0)
-    return plan_forced(ctx, p, force, told, out);
-  if (v->outright && v->stands > 0 && v->plan.kernel->flags & ESMM_KERNEL_SKIPS)
+  if (!kept || kept->list.count == 0)
+    return plan_forced(ctx, p, force, wants_reason, out);
+  if (kept->outright && kept->stands > 0 && kept->plan.kernel->flags & ESMM_KERNEL_SKIPS)
     esmm_sample_fill(&p->sample, 1.0);
-  if (v->unlooked > 0 && !told && plan_stands(p, v, v->seen, out)) {
-    v->unlooked--;
+  if (kept->unlooked > 0 && !wants_reason && plan_stands(p, kept, kept->seen, out)) {
+    kept->unlooked--;
     return ESMM_OK;
   }
-  v->unlooked = 0;
-  if (!v->outright && told)
+  kept->unlooked = 0;
+  if (!kept->outright && wants_reason)
     p->sample = out->seen;
-  else if (!v->outright && v->list.sees_a)
+  else if (!kept->outright && kept->list.sees_a)
     esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
-  plan_by(p, v, out);
-  if (told)
+  plan_by(p, kept, out);
+  if (wants_reason)
     esmm_choose_text(&out->plan, out->reason, sizeof out->reason);
   return ESMM_OK;
 }
@@ -300,11 +300,11 @@ static void learn(esmm_ctx *ctx, const planned *x, double seconds)
     esmm_choose_learn(ctx, &x->plan, x->history, seconds);
 }
 
-static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
+static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool wants_reason, esmm_stats *s)
 {
   planned x;
-  const double start = told ? esmm_now() : 0.0;
-  const esmm_status status = plan(ctx, p, force, told, &x);
+  const double start = wants_reason ? esmm_now() : 0.0;
+  const esmm_status status = plan(ctx, p, force, wants_reason, &x);
   if (status != ESMM_OK)
     return status;
   const size_t bytes = esmm_kernel_workspace(x.plan.kernel, p);
@@ -312,14 +312,14 @@ static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force
   if (!scratch)
     return no_scratch(ctx, bytes, &x);
   begin_counts(p);
-  if (told) {
+  if (wants_reason) {
     s->seconds_plan = esmm_now() - start;
     note_plan(&x, s);
   }
   double seconds = 0.0;
   const esmm_status ran = run_kernel(ctx, &x, p, scratch, s, &seconds);
   learn(ctx, &x, seconds);
-  if (!told)
+  if (!wants_reason)
     return ran;
   s->seconds_total = esmm_now() - start;
   s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
@@ -413,14 +413,14 @@ static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate
   return status;
 }
 
-static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
+static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, bool wants_reason, esmm_stats *s)
 {
   planned x, gate;
   esmm_problem branch = esmm_gate_problem(p, &p->gate, p->m, p->n);
   const double start = esmm_now();
-  esmm_status status = plan(ctx, p, force, told, &x);
+  esmm_status status = plan(ctx, p, force, wants_reason, &x);
   if (status == ESMM_OK)
-    status = plan(ctx, &branch, force, told, &gate);
+    status = plan(ctx, &branch, force, wants_reason, &gate);
   if (status != ESMM_OK)
     return status;
   const int64_t room = esmm_min(p->m, esmm_max(GATE_ROWS, GATE_BYTES / (int64_t)sizeof(float) / p->n));
@@ -433,7 +433,7 @@ static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, 
     return no_scratch(ctx, total, &x);
   s->seconds_plan = esmm_now() - start;
   esmm_stats noted = {0};
-  if (told)
+  if (wants_reason)
     note_plan(&x, &noted);
   memcpy(s->kernel, noted.kernel, sizeof s->kernel);
   memcpy(s->reason, noted.reason, sizeof s->reason);

@@ -74,11 +74,12 @@ static void read_column(const esmm_weights *w, int64_t j, double *column)
   const int64_t panel = j / ESMM_PANEL, in_panel = j % ESMM_PANEL;
   const uint64_t *bits = w->bits + panel * w->words;
   const int64_t kept = w->before[panel * (w->words + 1) + w->words];
-  int64_t at = (int64_t)w->panel_at[panel] + in_panel / ESMM_HALF * kept * ESMM_HALF + in_panel % ESMM_HALF;
+  int64_t at =
+      (int64_t)w->panel_at[panel] + in_panel / ESMM_HALF_COLS * kept * ESMM_HALF_COLS + in_panel % ESMM_HALF_COLS;
   for (int64_t k = 0; k < w->k; k++) {
     const bool alive = bits[k / 64] >> (k % 64) & 1;
     column[k] = alive ? (double)esmm_load_element(w->panel_data, w->dtype, at) : 0.0;
-    at += alive ? ESMM_HALF : 0;
+    at += alive ? ESMM_HALF_COLS : 0;
   }
 }
 

@@ -7,7 +7,7 @@
 
 #include "blocks.h"
 
-#define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t))) /* of a k in half a panel */
+#define HALF_BYTES ((int64_t)(ESMM_HALF_COLS * sizeof(uint16_t))) /* of a k in half a panel */
 
 /* Rows of A as bf16 words: where they lie, or copied to a buffer if A is column-major. */
 static inline const uint16_t *words_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, int64_t k0, int64_t kc,

@@ -36,31 +36,31 @@
 
 /* ---- stages of tensor cores ---- */
 
-#define ESMM_GPU_STAGE 6.4e-7        /* s: 64 k's of 128 rows and 256 columns in 16 bits */
-#define ESMM_GPU_STAGE_JOINT 7.5e-7  /* s: the same from lists of alive k's */
-#define ESMM_GPU_STAGE_128 3.75e-7   /* s: of 128 columns */
-#define ESMM_GPU_STAGE_LISTED 5.1e-7 /* s: the same from lists of alive k's, or of blocks */
-#define ESMM_GPU_STAGE_HALF 4.2e-7   /* s: of 256 columns on sparse tensor cores, */
-#define ESMM_GPU_STAGE_LOW 0.6       /* factor: and of 128 rows there */
-#define ESMM_GPU_STEP_64 2.2e-7      /* s: of 64 x 64 by mma.sync */
-#define ESMM_GPU_ELEMENTS 4.3e-9     /* s: a row of a step, loaded element by element */
-#define ESMM_GPU_LISTED 1e-10        /* s: a k of a block that is looked at for a list */
-#define ESMM_GPU_SEGMENT 1.05e-6     /* s: a segment of a tile: a stage that is not full */
-#define ESMM_GPU_UNEVEN 1.25         /* factor: stages where columns of B differ in how many they have */
-#define ESMM_GPU_CHUNK 4.5e-7        /* s: a chunk of k's that a block goes through, whatever it holds */
-#define ESMM_GPU_CHUNK_SCAN 6.5e-7   /* s: one of A, listing its nonzeros */
-#define ESMM_GPU_AGAIN 0.3           /* chunks: scanned again after an overflow of alive k's */
-#define ESMM_GPU_KNEE 0.3            /* strip density above which the gathers of the fused kernel are late: */
-#define ESMM_GPU_PAST_KNEE 1.45      /* factor: on its line there */
-#define ESMM_GPU_FINE_STEP 1.15e-8   /* s: 16 k's of a strip of 8 rows */
-#define ESMM_GPU_REST 4.2e-13        /* s: a rest of A, for a column of C */
-#define ESMM_GPU_BSR_CELL 1.8e-7     /* s: a cell of 64 k's of a B of blocks */
-#define ESMM_GPU_BSR_NARROW 6e-8     /* s: a chunk of A, or a block of 32 x 32 of B */
-#define ESMM_GPU_F32_256 2.36e-6     /* s: 32 k's of 256 rows at fp32 accuracy */
-#define ESMM_GPU_F32_128 1.6e-6      /* s: the same of 128 rows */
-#define ESMM_GPU_F32_TERM 2.3e-14    /* s: a multiply-add at fp32 accuracy by mma.sync, */
-#define ESMM_GPU_F32_LOAD 1.17e-14   /* s: and loading what it is made of */
-#define ESMM_GPU_F32 4.1e-14         /* s: a multiply-add of cuBLAS in fp32 */
+#define ESMM_GPU_STAGE 6.4e-7          /* s: 64 k's of 128 rows and 256 columns in 16 bits */
+#define ESMM_GPU_STAGE_JOINT 7.5e-7    /* s: the same from lists of alive k's */
+#define ESMM_GPU_STAGE_128 3.75e-7     /* s: of 128 columns */
+#define ESMM_GPU_STAGE_LISTED 5.1e-7   /* s: the same from lists of alive k's, or of blocks */
+#define ESMM_GPU_STAGE_HALF 4.2e-7     /* s: of 256 columns on sparse tensor cores, */
+#define ESMM_GPU_STAGE_LOW 0.6         /* factor: and of 128 rows there */
+#define ESMM_GPU_STEP_64 2.2e-7        /* s: of 64 x 64 by mma.sync */
+#define ESMM_GPU_ELEMENTS 4.3e-9       /* s: a row of a step, loaded element by element */
+#define ESMM_GPU_LISTED 1e-10          /* s: a k of a block that is looked at for a list */
+#define ESMM_GPU_SEGMENT 1.05e-6       /* s: a segment of a tile: a stage that is not full */
+#define ESMM_GPU_UNEVEN 1.25           /* factor: stages where columns of B differ in how many they have */
+#define ESMM_GPU_CHUNK 4.5e-7          /* s: a chunk of k's that a block goes through, whatever it holds */
+#define ESMM_GPU_CHUNK_SCAN 6.5e-7     /* s: one of A, listing its nonzeros */
+#define ESMM_GPU_AGAIN 0.3             /* chunks: scanned again after an overflow of alive k's */
+#define ESMM_GPU_KNEE 0.3              /* strip density above which the gathers of the fused kernel are late: */
+#define ESMM_GPU_PAST_KNEE 1.45        /* factor: on its line there */
+#define ESMM_GPU_FINE_STEP 1.15e-8     /* s: 16 k's of a strip of 8 rows */
+#define ESMM_GPU_HALF_OVERFLOW 4.2e-13 /* s: an element of A that overflows 2:4, for a column of C */
+#define ESMM_GPU_BSR_CELL 1.8e-7       /* s: a cell of 64 k's of a B of blocks */
+#define ESMM_GPU_BSR_NARROW 6e-8       /* s: a chunk of A, or a block of 32 x 32 of B */
+#define ESMM_GPU_F32_256 2.36e-6       /* s: 32 k's of 256 rows at fp32 accuracy */
+#define ESMM_GPU_F32_128 1.6e-6        /* s: the same of 128 rows */
+#define ESMM_GPU_F32_TERM 2.3e-14      /* s: a multiply-add at fp32 accuracy by mma.sync, */
+#define ESMM_GPU_F32_LOAD 1.17e-14     /* s: and loading what it is made of */
+#define ESMM_GPU_F32 4.1e-14           /* s: a multiply-add of cuBLAS in fp32 */
 
 /* ---- few rows, small products ---- */
 

@@ -191,12 +191,13 @@ esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUst
 /*
  * Units of work (esmm_kernel.terms) as a line in A's densities: base + per_strip * strip + per_joint * joint, each.
  * at_most: this times strip bounds that term's base + per_strip * strip, which matters at low densities; 0: no bound.
- * per_rest: adds this times the share of rests in A (esmm_sample.rest), most_rest at most, and that where it is
- * unknown. Only the host uses at_most and per_rest; the device chooses by the line with most_rest.
+ * per_overflow: adds this times the share of A that overflows 2:4 (esmm_sample.overflow), most_overflow at most, and
+ * most_overflow where that share is unknown. Only the host uses at_most and per_overflow; the device chooses by the
+ * line with most_overflow.
  */
 typedef struct esmm_cuda_units {
   double base[ESMM_COST_TERMS], per_strip[ESMM_COST_TERMS], per_joint[ESMM_COST_TERMS], at_most[ESMM_COST_TERMS];
-  double per_rest[ESMM_COST_TERMS], most_rest[ESMM_COST_TERMS];
+  double per_overflow[ESMM_COST_TERMS], most_overflow[ESMM_COST_TERMS];
 } esmm_cuda_units;
 
 /* What only a GPU's kernel has to say of itself: esmm_kernel.device. */
@@ -371,17 +372,17 @@ esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern,
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern); /* of its bits: [strips][words] uint64_t */
 /* 32-bit words from its bits on that are 0 before it is filled. */
 int64_t esmm_cuda_pattern_zeros(const esmm_pattern *pattern);
-/* Where the product that fills it counts its bits; told 0: it need not. It does once that is noted. */
+/* Where the product that fills it counts its bits; count 0: it need not. It does once that is noted. */
 typedef struct esmm_cuda_pattern_sums {
-  CUdeviceptr sums, told;
+  CUdeviceptr sums, count;
   uint32_t number;
 } esmm_cuda_pattern_sums;
 esmm_cuda_pattern_sums esmm_cuda_pattern_adds(const esmm_pattern *pattern);
 void esmm_cuda_pattern_note_counted(esmm_pattern *pattern);
 /* Its strips that make one of that height; 1 where theirs does not divide it. */
 int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height);
-/* The GPU's counts of it at strips of 32 and of 128 rows, once told->ready is *number; NULL: none. */
-const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uint32_t *number);
+/* The GPU's counts of it at strips of 32 and of 128 rows, once its `ready` is *number; NULL: none. */
+const esmm_pattern_bit_count *esmm_cuda_pattern_count(const esmm_pattern *pattern, uint32_t *number);
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits); /* waits */
 void esmm_cuda_pattern_free(esmm_pattern *pattern); /* the device part; needs no context */

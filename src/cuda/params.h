@@ -99,7 +99,7 @@ typedef struct esmm_choice_device {
   uint32_t chosen;             /* 0: the first kernel of the pair, 1: the second */
   float element, strip, joint; /* densities of A's sample: elements, strips, joint with B */
   uint32_t extract_ns;         /* time of an extraction within the kernel's launch; else 0 */
-  float rest;                  /* share of elements that are the third or fourth nonzero of their group of four k's, */
+  float overflow;              /* share of elements that are the third or fourth nonzero of their group of four k's, */
   uint32_t counted;            /* where this is 1: else they were not counted */
   uint32_t ready;              /* 1: all of the above is there; in host memory written last */
 } esmm_choice_device;
@@ -254,10 +254,10 @@ typedef struct esmm_wgmma16_params {
   /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate_bias; /* [n] fp32, or 0 */
   int32_t gate_activation;
-  uint32_t told_number;     /* told->ready, when the bits have been counted */
+  uint32_t count_ready;     /* bit_count's `ready`, when the bits have been counted */
   esmm_tensor_map map_gate; /* as map_b */
   /* Dense, where the launch itself clears its notes of C first: */
-  uint64_t told;        /* esmm_pattern_told in host memory: it also counts the bits, in strips of 128 rows. Or 0 */
+  uint64_t bit_count; /* esmm_pattern_bit_count in host memory: it also counts the bits, in strips of 128 rows. Or 0 */
   uint64_t bitmap_sums; /* behind the bits: a uint64_t, and at 24 a uint32_t: how many have added to it */
   int64_t bitmap_words; /* 32-bit words from the bits on that are 0 before, the sums' among them; */
   int64_t count_words;  /* the same of the counts. Both 0: they are cleared already */
@@ -394,14 +394,14 @@ ESMM_PARAMS_SIZE(esmm_tally_params, 88);
 
 /*
  * esmm_tally_count: how many bits of a pattern are set, at its own strips and where `fold` of them are one. Blocks add
- * to sums, which are 0 before; the last one writes esmm_pattern_told.
+ * to sums, which are 0 before; the last one writes esmm_pattern_bit_count.
  */
-typedef struct esmm_pattern_told {
+typedef struct esmm_pattern_bit_count {
   uint64_t own, folded[2];
   uint32_t ready; /* written last: the number that the launch was given */
   uint32_t unused;
-} esmm_pattern_told;
-ESMM_PARAMS_SIZE(esmm_pattern_told, 32);
+} esmm_pattern_bit_count;
+ESMM_PARAMS_SIZE(esmm_pattern_bit_count, 32);
 
 #define ESMM_TALLY_SUMS 64 /* bytes of the sums and of the counter of blocks, behind the bits */
 
@@ -410,7 +410,7 @@ typedef struct esmm_tally_count_params {
   int64_t strips, words;
   int64_t fold[2]; /* 1: as own */
   uint64_t sums;   /* uint64_t own, folded[2]; uint32_t blocks that are done */
-  uint64_t out;    /* esmm_pattern_told, in host memory */
+  uint64_t out;    /* esmm_pattern_bit_count, in host memory */
   uint32_t ready;
   uint32_t unused;
 } esmm_tally_count_params;
@@ -757,12 +757,12 @@ ESMM_PARAMS_SIZE(esmm_nm16_params, (176 + sizeof(esmm_epilogue_params) + 63) / 6
 /* ---- k_half16_sm90a.cu: an A with few nonzeros anywhere, as halves of 2:4, on Hopper ---- */
 
 #define ESMM_HALF16_MOST_SIDE (1 << 23)
-#define ESMM_HALF16_ROWS 256     /* of a pair of blocks, and of a patch of A: by 64 k's */
-#define ESMM_HALF16_COLS 256     /* of a tile of C; it has half of those rows */
-#define ESMM_HALF16_CLUSTER 2    /* blocks of a pair */
-#define ESMM_HALF16_FEW 96       /* rests that a patch may have; with more its second half is multiplied */
-#define ESMM_HALF16_SPLIT 512    /* threads of a block that splits a patch */
-#define ESMM_HALF16_LISTED 32    /* rows of a block that lists rests, */
+#define ESMM_HALF16_ROWS 256  /* of a pair of blocks, and of a patch of A: by 64 k's */
+#define ESMM_HALF16_COLS 256  /* of a tile of C; it has half of those rows */
+#define ESMM_HALF16_CLUSTER 2 /* blocks of a pair */
+#define ESMM_HALF16_FEW 96    /* overflowing elements that a patch may have; with more its second half is multiplied */
+#define ESMM_HALF16_SPLIT 512 /* threads of a block that splits a patch */
+#define ESMM_HALF16_LISTED 32 /* rows of a block that lists overflow, */
 #define ESMM_HALF16_LISTING 1024 /* and its threads */
 #define ESMM_HALF16_THREADS 384
 #define ESMM_HALF16_STAGES 5
@@ -784,17 +784,17 @@ typedef struct esmm_half16_params {
   int32_t group;     /* of pairs, that come together */
   int32_t registers; /* as in esmm_nm16_params */
   int32_t unused;
-  uint64_t half[2]; /* two of each four k's of A, and the other two of patches that have many: [strips][blocks] as in
-                       nm_layout.h, rows for columns */
-  uint64_t many;    /* [pairs][blocks] uint8_t: that patch has a second half */
-  uint64_t rests;   /* [pairs][blocks][ESMM_HALF16_FEW] uint32_t: k within the block << 16 | value */
-  uint64_t at;      /* [pairs][blocks][ESMM_HALF16_ROWS] uint16_t: a row's first among them | how many << 8 */
-  uint64_t lists;   /* [8 * pairs][blocks * ESMM_HALF16_FEW] uint2: k, value; of 32 rows, one after the other */
-  uint64_t rows;    /* [256 * pairs] int2: where in those a row's list begins, how many it has */
-  uint64_t again;   /* [pairs][blocks] uint32_t: blocks with a second half, */
-  uint64_t agains;  /* [pairs] int32_t: how many */
-  uint64_t b;       /* rows [k][b_ld] */
-  int64_t b_ld;     /* elements, a multiple of 128 */
+  uint64_t half[2];  /* two of each four k's of A, and the other two of patches that have much: [strips][blocks] as in
+                        nm_layout.h, rows for columns */
+  uint64_t many;     /* [pairs][blocks] uint8_t: that patch has a second half */
+  uint64_t overflow; /* [pairs][blocks][ESMM_HALF16_FEW] uint32_t: k within the block << 16 | value */
+  uint64_t at;       /* [pairs][blocks][ESMM_HALF16_ROWS] uint16_t: a row's first among them | how many << 8 */
+  uint64_t lists;    /* [8 * pairs][blocks * ESMM_HALF16_FEW] uint2: k, value; of 32 rows, one after the other */
+  uint64_t rows;     /* [256 * pairs] int2: where in those a row's list begins, how many it has */
+  uint64_t again;    /* [pairs][blocks] uint32_t: blocks with a second half, */
+  uint64_t agains;   /* [pairs] int32_t: how many */
+  uint64_t b;        /* rows [k][b_ld] */
+  int64_t b_ld;      /* elements, a multiple of 128 */
   esmm_epilogue_params epilogue;
 } esmm_half16_params;
 ESMM_PARAMS_SIZE(esmm_half16_params, 448);

@@ -257,8 +257,8 @@ static esmm_status check_header(const file *f, const esmm_file_header *h)
     return fail_file(f, ESMM_ERR_FORMAT, "strict is %u, neither 0 nor 1", h->strict);
   if (h->panel_cols != ESMM_PANEL)
     return fail_field(f, "panel_cols", h->panel_cols, ESMM_PANEL);
-  if (h->half_cols != ESMM_HALF)
-    return fail_field(f, "half_cols", h->half_cols, ESMM_HALF);
+  if (h->half_cols != ESMM_HALF_COLS)
+    return fail_field(f, "half_cols", h->half_cols, ESMM_HALF_COLS);
   if (h->panels != esmm_ceil_div(h->n, ESMM_PANEL))
     return fail_field(f, "panels", h->panels, esmm_ceil_div(h->n, ESMM_PANEL));
   if (h->words != esmm_ceil_div(h->k, 64))
@@ -389,7 +389,7 @@ typedef struct strip {
 
 static strip look_at_strip(const esmm_weights *w, int64_t k, int64_t p)
 {
-  const size_t element = esmm_dtype_size(w->dtype), half_bytes = ESMM_HALF * element;
+  const size_t element = esmm_dtype_size(w->dtype), half_bytes = ESMM_HALF_COLS * element;
   const int64_t col = p * ESMM_PANEL;
   const uint64_t word = w->bits[p * w->words + k / 64], bit = (uint64_t)1 << (k % 64);
   const char *row = NULL;
@@ -404,9 +404,10 @@ static strip look_at_strip(const esmm_weights *w, int64_t k, int64_t p)
     const char *first = (const char *)w->panel_data + w->panel_at[p] * element + at * half_bytes;
     const char *second = first + kept * half_bytes;
     const int64_t nonzero =
-        esmm_count_nonzero(first, w->dtype, ESMM_HALF) + esmm_count_nonzero(second, w->dtype, ESMM_HALF);
+        esmm_count_nonzero(first, w->dtype, ESMM_HALF_COLS) + esmm_count_nonzero(second, w->dtype, ESMM_HALF_COLS);
     if (row) { /* equal counts: past n each form has zeros alone */
-      const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - col), in_first = cols < ESMM_HALF ? cols : ESMM_HALF;
+      const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - col),
+                   in_first = cols < ESMM_HALF_COLS ? cols : ESMM_HALF_COLS;
       s.agree = nonzero == s.nonzero && memcmp(row, first, in_first * element) == 0 &&
                 memcmp(row + in_first * element, second, (cols - in_first) * element) == 0;
     }
@@ -600,7 +601,7 @@ static esmm_status write_weights(const file *f, const esmm_weights *w)
       .element_density = w->element_density,
       .strip_density = w->strip_density,
       .panel_cols = ESMM_PANEL,
-      .half_cols = ESMM_HALF,
+      .half_cols = ESMM_HALF_COLS,
       .section_count = ESMM_FILE_SECTIONS,
       .format = (uint32_t)w->format,
       .block_rows = (uint32_t)w->bsr.block_rows,

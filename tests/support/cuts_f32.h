@@ -25,11 +25,11 @@ cuts CUTS_NAME(const esmm_kernel *kernel, const esmm_problem *p)
 #if SELECT_MOST > 0
   if (cuts_idea(kernel, "nm") && nm_selects(p->w)) {
     const select_layout l = select_lay_out(p);
-    return (cuts){{{l.mc, SELECT_ROWS}, {l.nc * ESMM_HALF}, {l.kc, l.kc * l.at_once, SELECT_CHAIN}}};
+    return (cuts){{{l.mc, SELECT_ROWS}, {l.nc * ESMM_HALF_COLS}, {l.kc, l.kc * l.at_once, SELECT_CHAIN}}};
   }
 #endif
   if (cuts_idea(kernel, "nm") && takes_lists(p))
-    return (cuts){{{LISTS_ROWS}, {lists_lay_out(p).nc * ESMM_HALF}, {LISTS_PART}}};
+    return (cuts){{{LISTS_ROWS}, {lists_lay_out(p).nc * ESMM_HALF_COLS}, {LISTS_PART}}};
   const blocking g = plan_blocks(p, kernel->flags & ESMM_KERNEL_SKIPS);
   return (cuts){{{g.mc, g.strip_rows}, {g.nc * g.width}, {g.kc, STRAIGHT_CHAIN, MOST_PAIRED}}};
 }

@@ -9,5 +9,5 @@ cuts cuts_nm(const esmm_kernel *kernel, const esmm_problem *p)
 {
   (void)kernel;
   const layout l = lay_out(p);
-  return (cuts){{{l.mc, SELECT_ROWS}, {l.nc * ESMM_HALF, HELD * ESMM_HALF}, {l.kc, l.kc * l.stretches}}};
+  return (cuts){{{l.mc, SELECT_ROWS}, {l.nc * ESMM_HALF_COLS, HELD * ESMM_HALF_COLS}, {l.kc, l.kc * l.stretches}}};
 }

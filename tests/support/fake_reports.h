@@ -35,7 +35,7 @@ static inline void fake_report(const fake_zeros *z, uint64_t to, int64_t height,
                                .element = counts ? (float)e : 0,
                                .strip = strip,
                                .joint = (float)(strip * z->density_b),
-                               .rest = counts ? (float)overflow : 0,
+                               .overflow = counts ? (float)overflow : 0,
                                .counted = counts};
   __atomic_store_n(&slot->ready, 1, __ATOMIC_RELEASE);
 }

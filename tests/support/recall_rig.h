@@ -22,7 +22,7 @@ static struct {
   float strip;      /* what A's densities are: of strips, */
   float element;    /* and of elements, which samples count and kernels do not; 0: the same, and all do */
   float counted;    /* share of its bits that a pattern of C is said to have; negative: nobody says */
-  float rest;       /* and its rests, as samples have them; below 0: they count none */
+  float overflow;   /* and its 2:4 overflow, as samples have it; below 0: they count none */
   when when;        /* a report comes in */
   int samples;      /* sampling launches of this call */
   int self;         /* reports that the product's own kernel was asked for */
@@ -106,13 +106,13 @@ static inline void count_pattern(const void *params)
 {
   esmm_tally_count_params p;
   memcpy(&p, params, sizeof p);
-  esmm_pattern_told *told = esmm_cuda_pointer(p.out);
+  esmm_pattern_bit_count *count = esmm_cuda_pointer(p.out);
   if (gpu.counted < 0)
     return;
   for (int i = 0; i < 2; i++)
-    told->folded[i] =
+    count->folded[i] =
         (uint64_t)((double)gpu.counted * (double)esmm_ceil_div(p.strips, p.fold[i]) * 64 * (double)p.words);
-  __atomic_store_n(&told->ready, p.ready, __ATOMIC_RELEASE);
+  __atomic_store_n(&count->ready, p.ready, __ATOMIC_RELEASE);
 }
 
 /* Stands in for every kernel. Device memory is the host's. */
@@ -126,9 +126,9 @@ static inline void note_launch(const char *name, const void *params)
     esmm_sample_params sample;
     memcpy(&sample, params, sizeof sample);
     gpu.samples++;
-    if (gpu.rest >= 0.0f && gpu.when == AT_ONCE) {
+    if (gpu.overflow >= 0.0f && gpu.when == AT_ONCE) {
       esmm_choice_device *slot = esmm_cuda_pointer(sample.out);
-      slot->rest = gpu.rest;
+      slot->overflow = gpu.overflow;
       slot->counted = 1;
     }
     report(sample.out, true);
@@ -229,7 +229,7 @@ static inline void start_of(rig *x, int64_t m, int64_t k, int64_t n)
   prepare_rig(x);
   gpu.strip = 1.0f;
   gpu.element = 0.0f;
-  gpu.rest = -1.0f;
+  gpu.overflow = -1.0f;
   gpu.when = AT_ONCE;
   fake->kernel = note_launch;
   set_costs(x, 1);

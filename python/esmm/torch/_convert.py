@@ -220,21 +220,21 @@ class Conversion:
                     )
                 )
         head = ("layer", "kind", "nonzero", "rows", "multiplied", "predicted", "measured", "way, or why not")
-        told = [text_table(head, lines)] if lines else []
+        text = [text_table(head, lines)] if lines else []
         done = len(self.replaced)
-        told.append(
+        text.append(
             f"{done} of {len(self.layers)} layers replaced" if self.layers else "nothing to replace: no Linears"
         )
         if done:
-            told[-1] += (
+            text[-1] += (
                 f"; the model on the sample: {1e3 * self.seconds_before:.2f} -> {1e3 * self.seconds_after:.2f} ms, "
                 f"{self.measured:.2f} times faster ({self.predicted:.2f} predicted); "
                 f"outputs differ by {self.difference:.1e} of their norm"
             )
             old = sum(not layer.trains for layer in self.replaced)
             if old:
-                told[-1] += f"; {old} of them train as before: faster, with dropout, or too large to be timed"
-        return "\n".join(told)
+                text[-1] += f"; {old} of them train as before: faster, with dropout, or too large to be timed"
+        return "\n".join(text)
 
 
 def undo(model: nn.Module) -> nn.Module:
@@ -734,11 +734,11 @@ def convert(
             result._places += [(parent, name, f.new, old) for parent, name in _places(model, old)]
             assert f.layer is not None
             result._pairs.append((f.layer, f.new, old))
-    told, after = result._compare(sample)
+    compared, after = result._compare(sample)
     result.switch(True)
     for layer in result.replaced:
-        layer.seconds_in_model = told.seconds_in_layers[layer.name]
-    result.seconds_before, result.seconds_after = told.seconds_before, told.seconds_after
-    result._predicted = told.predicted
+        layer.seconds_in_model = compared.seconds_in_layers[layer.name]
+    result.seconds_before, result.seconds_after = compared.seconds_before, compared.seconds_after
+    result._predicted = compared.predicted
     result.difference = difference(_first_tensor(after), before)
     return result

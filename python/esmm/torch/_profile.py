@@ -189,13 +189,13 @@ class Profile:
         ]
         strip = self.layers[0].strip_rows if self.layers else 8
         head = ("layer", "kind", "rows", "nonzero", f"in strips of {strip}", "dead features")
-        told = [text_table(head, lines)] if lines else []
+        text = [text_table(head, lines)] if lines else []
         others = len(self.layers) - len(lines)
         if others:
-            told.append(f"{others} {'other ' if lines else ''}Linears have inputs without zeros")
+            text.append(f"{others} {'other ' if lines else ''}Linears have inputs without zeros")
         if self.uncalled:
-            told.append(f"{len(self.uncalled)} Linears were not called as modules: {', '.join(self.uncalled[:4])}, ...")
-        return "\n".join(told) if told else "no Linears"
+            text.append(f"{len(self.uncalled)} Linears were not called as modules: {', '.join(self.uncalled[:4])}, ...")
+        return "\n".join(text) if text else "no Linears"
 
 
 def profile(model: nn.Module, inputs: Sample, strip_rows: Optional[int] = None) -> Profile:

@@ -388,13 +388,13 @@ static esmm_status make_kept(esmm_ctx *ctx, esmm_ffn_cache *cache)
 static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool order)
 {
   static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_rank", 0};
-  const bool tells = order && !esmm_cuda_capturing(ctx);
+  const bool reports = order && !esmm_cuda_capturing(ctx);
   esmm_ffn_rank_params params = {.counts = esmm_ffn_buffer(cache, FFN_COUNTS),
                                  .open = esmm_ffn_buffer(cache, ffn->branches > 1 ? FFN_OPEN : FFN_COUNTS),
                                  .features = ffn->o.d_hidden,
                                  .sparse = cache->sparse,
                                  .pass = (uint32_t)cache->runs};
-  esmm_status status = tells ? make_kept(ctx, cache) : ESMM_OK;
+  esmm_status status = reports ? make_kept(ctx, cache) : ESMM_OK;
   if (status != ESMM_OK)
     return status;
   kept *k = cache->device;
@@ -408,12 +408,12 @@ static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cach
     params.order = esmm_ffn_buffer(cache, FFN_ORDER);
     params.places = esmm_ffn_buffer(cache, FFN_PLACES);
   }
-  if (tells)
+  if (reports)
     params.mailbox = k->mailbox_at;
   status = esmm_cuda_launch(ctx, &function, &(esmm_launch){.threads = ESMM_FFN_RANK_THREADS}, ctx->stream, &params);
-  if (status == ESMM_OK && tells)
+  if (status == ESMM_OK && reports)
     status = esmm_cuda_event_record(ctx, k->ranked, ctx->stream);
-  if (status == ESMM_OK && tells) {
+  if (status == ESMM_OK && reports) {
     k->pass = params.pass;
     k->expected = true;
   }
@@ -448,9 +448,9 @@ static esmm_status read_mailbox(esmm_ctx *ctx, const esmm_ffn *ffn, kept *k, int
   const esmm_status status = esmm_cuda_event_wait(ctx, k->ranked);
   if (status != ESMM_OK)
     return status;
-  const uint64_t told = *(const volatile uint64_t *)k->mailbox;
-  const int64_t count = (int64_t)(told & UINT32_MAX);
-  *alive = (uint32_t)(told >> 32) == k->pass && count <= ffn->o.d_hidden ? count : ffn->o.d_hidden;
+  const uint64_t word = *(const volatile uint64_t *)k->mailbox;
+  const int64_t count = (int64_t)(word & UINT32_MAX);
+  *alive = (uint32_t)(word >> 32) == k->pass && count <= ffn->o.d_hidden ? count : ffn->o.d_hidden;
   return ESMM_OK;
 }
 

@@ -202,14 +202,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_finish(const __grid_c
 
 /* Bits of four words, of which each lane of four has one, or the same four bits of one word apart: how many are the
    third or fourth that is set. both, any: of the first two and of the last two. */
-static __device__ __forceinline__ int count_rests(uint32_t both, uint32_t any, uint32_t both_next, uint32_t any_next)
+static __device__ __forceinline__ int count_overflow(uint32_t both, uint32_t any, uint32_t both_next, uint32_t any_next)
 {
   return __popc((both & any_next) | (both_next & any)) + __popc(both & both_next);
 }
 
-/* Nonzeros of the lane's k, of 32 k's from k0 on, in up to 32 rows from row on. rests: this lane's share of all
+/* Nonzeros of the lane's k, of 32 k's from k0 on, in up to 32 rows from row on. overflow: this lane's share of all
    elements there that are the third or fourth nonzero of four k's. */
-static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, int64_t row, int64_t k0, int &rests)
+static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, int64_t row, int64_t k0, int &overflow)
 {
   const int lane = (int)threadIdx.x % 32;
   const int rows = (int)min((int64_t)32, a.rows - row), ks = (int)min((int64_t)32, a.cols - k0);
@@ -224,11 +224,11 @@ static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, 
   if (by_rows) {
     const uint32_t next = __shfl_xor_sync(~0u, set, 1), both = set & next, any = set | next;
     const uint32_t both_next = __shfl_xor_sync(~0u, both, 2), any_next = __shfl_xor_sync(~0u, any, 2);
-    rests = lane % 4 == 0 ? count_rests(both, any, both_next, any_next) : 0;
+    overflow = lane % 4 == 0 ? count_overflow(both, any, both_next, any_next) : 0;
     return __popc(set);
   }
   const uint32_t both = set & set >> 1, any = set | set >> 1, first = 0x11111111;
-  rests = count_rests(both & first, any & first, both >> 2 & first, any >> 2 & first);
+  overflow = count_overflow(both & first, any & first, both >> 2 & first, any >> 2 & first);
   int nonzeros = 0;
   for (int j = 0; j < 32; j++) {
     const uint32_t column = __ballot_sync(~0u, set >> j & 1);
@@ -247,12 +247,12 @@ extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
   const int rows = (int)min((int64_t)p.height, p.a.rows - row0), ks = (int)min((int64_t)32, p.a.cols - k0);
   const float alive = warp == 0 ? ((const float *)p.alive)[k0 + lane] : 0.0f; /* padded to a multiple of 32 */
   __shared__ int found[ESMM_SAMPLE_WARPS][32];                                /* by k, in the 32 rows of each warp */
-  __shared__ int rests_found[ESMM_SAMPLE_WARPS];
-  int rests = 0;
-  found[warp][lane] = 32 * warp < rows ? count_sample(p.a, row0 + 32 * warp, k0, rests) : 0;
-  rests = (int)__reduce_add_sync(~0u, (uint32_t)rests);
+  __shared__ int overflow_found[ESMM_SAMPLE_WARPS];
+  int overflow = 0;
+  found[warp][lane] = 32 * warp < rows ? count_sample(p.a, row0 + 32 * warp, k0, overflow) : 0;
+  overflow = (int)__reduce_add_sync(~0u, (uint32_t)overflow);
   if (lane == 0)
-    rests_found[warp] = rests;
+    overflow_found[warp] = overflow;
   __syncthreads();
   if (warp > 0)
     return;
@@ -268,15 +268,15 @@ extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
     for (int v = 0; v < 4; v++)
       values[v] += __shfl_xor_sync(~0u, values[v], d);
   float4 *all = (float4 *)(p.notes + 16);
-  float *all_rests = (float *)(all + ESMM_SAMPLES);
+  float *all_overflow = (float *)(all + ESMM_SAMPLES);
   bool last = false;
   if (lane == 0) { /* counts to the last block and starts again */
     all[i] = make_float4(values[0], values[1], values[2], values[3]);
     int sum = 0;
 #pragma unroll
     for (int w = 0; w < ESMM_SAMPLE_WARPS; w++)
-      sum += rests_found[w];
-    all_rests[i] = (float)sum / (float)rows;
+      sum += overflow_found[w];
+    all_overflow[i] = (float)sum / (float)rows;
     __threadfence();
     last = atomicInc((uint32_t *)p.notes, gridDim.x - 1) == gridDim.x - 1;
   }
@@ -284,18 +284,18 @@ extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
     return;
   __threadfence();
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float total_rests = 0.0f;
+  float total_overflow = 0.0f;
 #pragma unroll
   for (int j = 0; j < ESMM_SAMPLES / 32; j++) {
     const float4 x = __ldcg(&all[32 * j + lane]);
-    total_rests += __ldcg(&all_rests[32 * j + lane]);
+    total_overflow += __ldcg(&all_overflow[32 * j + lane]);
     total = make_float4(total.x + x.x, total.y + x.y, total.z + x.z, total.w + x.w);
   }
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) {
     total = make_float4(total.x + __shfl_xor_sync(~0u, total.x, d), total.y + __shfl_xor_sync(~0u, total.y, d),
                         total.z + __shfl_xor_sync(~0u, total.z, d), total.w + __shfl_xor_sync(~0u, total.w, d));
-    total_rests += __shfl_xor_sync(~0u, total_rests, d);
+    total_overflow += __shfl_xor_sync(~0u, total_overflow, d);
   }
   if (lane != 0)
     return;
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
   out.element = total.x / total.w;
   out.strip = total.y / total.w;
   out.joint = total.z / total.w;
-  out.rest = total_rests / total.w;
+  out.overflow = total_overflow / total.w;
   out.counted = 1;
   out.chosen = skipping_pays(p, out.strip, out.joint);
   report_choice(p.out, out);

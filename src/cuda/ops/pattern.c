@@ -100,9 +100,9 @@ typedef struct piece {
   size_t bytes;
   CUevent filled; /* recorded behind the product that fills it */
   /* The number of set bits, in host memory that the GPU writes to; NULL: none. The previous owner's count may still be
-     running: told->ready holds the counted owner's number. */
-  esmm_pattern_told *told;
-  CUdeviceptr told_at;
+     running: count->ready holds the counted owner's number. */
+  esmm_pattern_bit_count *count;
+  CUdeviceptr count_at;
   uint32_t number;
 } piece;
 
@@ -125,7 +125,7 @@ typedef struct placed {
 static void free_piece(int ordinal, const piece *it)
 {
   esmm_cuda_event_free_at(ordinal, it->filled); /* the memory holds the device */
-  esmm_cuda_unpin_at(ordinal, it->told);
+  esmm_cuda_unpin_at(ordinal, it->count);
   esmm_cuda_free_at(ordinal, it->memory);
 }
 
@@ -221,10 +221,10 @@ static esmm_status make_piece(esmm_ctx *ctx, size_t bytes, piece *out)
     free_piece(ctx->ordinal, out);
     return status;
   }
-  void *told;
-  if (esmm_cuda_pin(sizeof *out->told, &told, &out->told_at)) {
-    out->told = told;
-    out->told->ready = 0;
+  void *pinned;
+  if (esmm_cuda_pin(sizeof *out->count, &pinned, &out->count_at)) {
+    out->count = pinned;
+    out->count->ready = 0;
   }
   return ESMM_OK;
 }
@@ -278,7 +278,7 @@ esmm_cuda_pattern_sums esmm_cuda_pattern_adds(const esmm_pattern *pattern)
 {
   const placed *p = pattern->device;
   return (esmm_cuda_pattern_sums){
-      .sums = sums_of(pattern), .told = p->it.told ? p->it.told_at : 0, .number = p->it.number};
+      .sums = sums_of(pattern), .count = p->it.count ? p->it.count_at : 0, .number = p->it.number};
 }
 
 void esmm_cuda_pattern_note_counted(esmm_pattern *pattern)
@@ -291,7 +291,7 @@ void esmm_cuda_pattern_note_counted(esmm_pattern *pattern)
 static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
-  if (!p->it.told || p->counted)
+  if (!p->it.count || p->counted)
     return ESMM_OK;
   const esmm_tally_count_params params = {
       .bits = p->it.memory,
@@ -299,7 +299,7 @@ static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream st
       .words = pattern->words,
       .fold = {esmm_cuda_pattern_fold(pattern, ESMM_STRIP), esmm_cuda_pattern_fold(pattern, ESMM_TILE)},
       .sums = sums_of(pattern),
-      .out = p->it.told_at,
+      .out = p->it.count_at,
       .ready = p->it.number};
   return esmm_cuda_tally_count(ctx, &params, stream);
 }
@@ -311,11 +311,11 @@ esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern,
   return status == ESMM_OK ? esmm_cuda_event_record(ctx, p->it.filled, stream) : status;
 }
 
-const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uint32_t *number)
+const esmm_pattern_bit_count *esmm_cuda_pattern_count(const esmm_pattern *pattern, uint32_t *number)
 {
   const placed *p = pattern->device;
   *number = p ? p->it.number : 0;
-  return p ? p->it.told : NULL;
+  return p ? p->it.count : NULL;
 }
 
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern)

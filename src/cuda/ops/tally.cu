@@ -97,30 +97,30 @@ static __device__ __forceinline__ void count_words(const esmm_tally_count_params
                                                    unsigned long long (&set)[3])
 {
   const int64_t end = min(strip + p.fold[1], p.strips);
-  uint64_t low = 0, tall = 0;
+  uint64_t coarse = 0, coarsest = 0;
   int64_t left = p.fold[0];
   for (int64_t s = strip; s < end; s++) {
     const uint64_t bits = ((const uint64_t *)p.bits)[s * p.words + word];
     set[0] += __popcll(bits);
-    low |= bits;
-    tall |= bits;
+    coarse |= bits;
+    coarsest |= bits;
     if (--left == 0 || s + 1 == end) {
-      set[1] += __popcll(low);
-      low = 0;
+      set[1] += __popcll(coarse);
+      coarse = 0;
       left = p.fold[0];
     }
   }
-  set[2] += __popcll(tall);
+  set[2] += __popcll(coarsest);
 }
 
 /* One thread of each block, after adding its sums: the last one reports to the host, which may wait. */
-static __device__ __forceinline__ void tell_sums(unsigned long long *total, uint64_t out_at, uint32_t ready)
+static __device__ __forceinline__ void report_sums(unsigned long long *total, uint64_t out_at, uint32_t ready)
 {
   __threadfence();
   if (atomicAdd((uint32_t *)(total + 3), 1u) != gridDim.x - 1)
     return;
   __threadfence();
-  esmm_pattern_told *out = (esmm_pattern_told *)out_at;
+  esmm_pattern_bit_count *out = (esmm_pattern_bit_count *)out_at;
   out->own = __ldcg(&total[0]);
   out->folded[0] = __ldcg(&total[1]);
   out->folded[1] = __ldcg(&total[2]);
@@ -154,5 +154,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       set[j] += sums[i][j];
     atomicAdd(&total[j], set[j]);
   }
-  tell_sums(total, p.out, p.ready);
+  report_sums(total, p.out, p.ready);
 }

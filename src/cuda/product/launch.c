@@ -1,13 +1,13 @@
 /* launch.c: a product's launches: the chosen kernel, both behind their selectors, or one that chooses itself. */
 #include "cuda/product/product.h"
 
-esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
+esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool strip128, CUdeviceptr out,
                             CUstream stream)
 {
   const esmm_cuda_line line = esmm_run_line(d);
   const esmm_sample_params params = {.a = esmm_cuda_matrix(&p->a),
-                                     .alive = tall ? esmm_cuda_b(p)->tile_alive : esmm_cuda_b(p)->alive,
-                                     .height = tall ? ESMM_TILE : ESMM_STRIP,
+                                     .alive = strip128 ? esmm_cuda_b(p)->tile_alive : esmm_cuda_b(p)->alive,
+                                     .height = strip128 ? ESMM_TILE : ESMM_STRIP,
                                      .out = out,
                                      .dense = line.dense,
                                      .base = line.base,
@@ -107,7 +107,7 @@ static esmm_status launch_pair(run *r)
 static esmm_status launch_both(run *r)
 {
   const CUdeviceptr out = note_at(r, offsetof(notes, choice));
-  esmm_status status = esmm_run_sample(r->ctx, r->p, &r->d, is_tall(r->d.of[RUN_SKIP].kernel), out, r->stream);
+  esmm_status status = esmm_run_sample(r->ctx, r->p, &r->d, uses_strip128(r->d.of[RUN_SKIP].kernel), out, r->stream);
   if (status == ESMM_OK)
     status = esmm_run_mark(r, PLANNED);
   if (status == ESMM_OK)
@@ -125,7 +125,7 @@ esmm_status esmm_run_report_ahead(run *r)
 {
   if (!r->report || r->timed || r->reports_itself)
     return ESMM_OK;
-  const esmm_status status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, r->report_at, r->stream);
+  const esmm_status status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.strip128, r->report_at, r->stream);
   if (status == ESMM_OK)
     esmm_run_expect_report(r); /* it comes, whatever becomes of the product */
   return status;
@@ -151,7 +151,7 @@ esmm_status esmm_run_look(run *r, CUdeviceptr out)
 {
   const candidate *skip = &r->d.of[RUN_SKIP];
   if (!r->d.pair)
-    return esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, out, r->stream);
+    return esmm_run_sample(r->ctx, r->p, &r->d, r->d.strip128, out, r->stream);
   const esmm_cuda_line line = esmm_run_line(&r->d);
   const esmm_cuda_call call = {.stream = r->stream, .report = out, .choose = &line};
   esmm_problem mine = *r->p;

@@ -345,18 +345,18 @@ static esmm_status sample_heights(run *r)
   const CUdeviceptr at = note_at(r, offsetof(notes, choice));
   const bool tiles = esmm_cuda_b(r->p)->tiles != 0;
   esmm_status status = ESMM_OK;
-  for (int tall = 0; status == ESMM_OK && tall <= tiles; tall++) {
+  for (int strip128 = 0; status == ESMM_OK && strip128 <= tiles; strip128++) {
     esmm_choice_device seen = {0};
-    status = esmm_run_sample(r->ctx, r->p, &r->d, tall, at, r->stream);
+    status = esmm_run_sample(r->ctx, r->p, &r->d, strip128, at, r->stream);
     if (status == ESMM_OK)
       status = esmm_cuda_to_host(r->ctx, &seen, at, sizeof seen, r->stream);
     r->p->sample.element = (double)seen.element;
-    r->p->sample.rest = seen.counted ? (double)seen.rest : 1.0;
-    r->p->sample.strip[tall ? 7 : 5] = (double)seen.strip;
-    r->p->sample.joint[tall ? 7 : 5] = (double)seen.joint;
-    r->p->sample.strip[LOW_LEVEL] =
-        esmm_run_low_density((double)seen.element, (double)seen.strip, strip_rows(tall), 1 << LOW_LEVEL);
-    r->p->sample.joint[LOW_LEVEL] = r->p->sample.strip[LOW_LEVEL];
+    r->p->sample.overflow = seen.counted ? (double)seen.overflow : 1.0;
+    r->p->sample.strip[strip128 ? 7 : 5] = (double)seen.strip;
+    r->p->sample.joint[strip128 ? 7 : 5] = (double)seen.joint;
+    r->p->sample.strip[STRIP8_LEVEL] =
+        esmm_run_strip8_density((double)seen.element, (double)seen.strip, strip_rows(strip128), 1 << STRIP8_LEVEL);
+    r->p->sample.joint[STRIP8_LEVEL] = r->p->sample.strip[STRIP8_LEVEL];
   }
   return status;
 }

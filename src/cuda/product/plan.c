@@ -57,13 +57,13 @@ void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
   for (int i = 0; i < ESMM_COST_TERMS; i++) {
     const double by_strip = line.base[i] + line.per_strip[i] * strip, most = line.at_most[i] * strip;
     units[i] = past * ((line.at_most[i] > 0.0 ? fmin(by_strip, most) : by_strip) + line.per_joint[i] * joint +
-                       fmin(line.per_rest[i] * p->sample.rest, line.most_rest[i]));
+                       fmin(line.per_overflow[i] * p->sample.overflow, line.most_overflow[i]));
   }
 }
 
 static double density_of_b(const esmm_problem *p, const esmm_kernel *kernel)
 {
-  return p->w->full ? 1.0 : is_tall(kernel) ? esmm_cuda_b(p)->tile_density : p->w->strip_density;
+  return p->w->full ? 1.0 : uses_strip128(kernel) ? esmm_cuda_b(p)->tile_density : p->w->strip_density;
 }
 
 /* A pass over C, for notes that the kernel does not make. */
@@ -87,28 +87,28 @@ static candidate look_at(const esmm_problem *p, int index)
     c.base += cost[i] * units.base[i];
     c.per_strip += cost[i] * units.per_strip[i];
     c.per_joint += cost[i] * units.per_joint[i];
-    c.per_rest += cost[i] * units.per_rest[i];
-    c.most_rest += cost[i] * units.most_rest[i];
+    c.per_overflow += cost[i] * units.per_overflow[i];
+    c.most_overflow += cost[i] * units.most_overflow[i];
     if (units.at_most[i] > 0.0) {
       c.over += cost[i] * units.base[i];
       c.over_per_strip += cost[i] * (units.per_strip[i] - units.at_most[i]);
     }
   }
-  c.base += c.most_rest;
+  c.base += c.most_overflow;
   mine.variant = c.variant;
   c.work = esmm_kernel_workspace(kernel, &mine);
   return c;
 }
 
-/* What the line has for rests that A does not have. */
-static double spared(const candidate *c, double rest)
+/* What the line has for overflow that A does not have. */
+static double spared(const candidate *c, double overflow)
 {
-  return rest < 0.0 ? 0.0 : fmax(0.0, c->most_rest - c->per_rest * rest);
+  return overflow < 0.0 ? 0.0 : fmax(0.0, c->most_overflow - c->per_overflow * overflow);
 }
 
-double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest)
+double esmm_run_seconds_at(const candidate *c, double strip, double joint, double overflow)
 {
-  const double over = fmax(0.0, c->over + c->over_per_strip * strip) + spared(c, rest);
+  const double over = fmax(0.0, c->over + c->over_per_strip * strip) + spared(c, overflow);
   return esmm_cuda_past_knee(esmm_cuda_about(c->kernel), strip) *
          (c->base + c->per_strip * strip + c->per_joint * joint - over);
 }
@@ -172,30 +172,30 @@ static bool may_run(const esmm_problem *p, const esmm_kernel *kernel, const char
 /* ---- candidates ---- */
 
 /* Without room for all, keeps the candidates that cost least with A half dense. */
-static void add_candidate(verdict *v, const candidate *c)
+static void add_candidate(candidates *list, const candidate *c)
 {
-  int at = v->count;
+  int at = list->count;
   if (at == MOST_CANDIDATES) {
     at = 0;
-    for (int i = 1; i < v->count; i++)
-      if (middle(&v->all[i]) > middle(&v->all[at]))
+    for (int i = 1; i < list->count; i++)
+      if (middle(&list->all[i]) > middle(&list->all[at]))
         at = i;
-    if (middle(c) >= middle(&v->all[at]))
+    if (middle(c) >= middle(&list->all[at]))
       return;
-    v->count--;
-    memmove(&v->all[at], &v->all[at + 1], (size_t)(v->count - at) * sizeof *v->all);
+    list->count--;
+    memmove(&list->all[at], &list->all[at + 1], (size_t)(list->count - at) * sizeof *list->all);
   }
-  v->all[v->count++] = *c;
+  list->all[list->count++] = *c;
 }
 
 /* The partner of a skipping kernel, where it has one that can run, and A can be sampled by both. */
-static candidate find_partner(const esmm_problem *p, const verdict *v, const esmm_kernel *skip)
+static candidate find_partner(const esmm_problem *p, const candidates *list, const esmm_kernel *skip)
 {
   const esmm_cuda_kernel *about = skip ? esmm_cuda_about(skip) : NULL;
   if (about && about->partner && about->can_choose(p))
-    for (int i = 0; i < v->count; i++)
-      if (strcmp(v->all[i].kernel->name, about->partner) == 0)
-        return v->all[i];
+    for (int i = 0; i < list->count; i++)
+      if (strcmp(list->all[i].kernel->name, about->partner) == 0)
+        return list->all[i];
   return (candidate){0};
 }
 
@@ -214,12 +214,12 @@ static void run_alone(decision *d, const candidate *c)
 }
 
 /* The decision where A's densities are not known. */
-static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
+static void decide_unseen(const esmm_problem *p, const char *force, candidates *list)
 {
-  decision *d = &v->unseen;
+  decision *d = &list->unseen;
   candidate selectable = {0}, only = {0};
-  for (int i = 0; i < v->count; i++) {
-    const candidate *c = &v->all[i];
+  for (int i = 0; i < list->count; i++) {
+    const candidate *c = &list->all[i];
     candidate *best = &d->of[skips(c) ? RUN_SKIP : RUN_DENSE];
     if (middle(c) < middle(best))
       *best = *c;
@@ -229,43 +229,44 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
       selectable = *c;
   }
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
-  v->skips = skip->kernel && v->count > 1;
-  v->rests = v->low = false;
-  for (int i = 0; i < v->count && dense->kernel; i++) {
-    v->rests = v->rests ||
-               (v->all[i].most_rest > 0.0 && ESMM_GPU_SURELY * (v->all[i].base - v->all[i].most_rest) < dense->base);
-    v->low = v->low || (is_low(v->all[i].kernel) && v->all[i].base < dense->base);
+  list->skips = skip->kernel && list->count > 1;
+  list->overflow_matters = list->strip8 = false;
+  for (int i = 0; i < list->count && dense->kernel; i++) {
+    const candidate *c = &list->all[i];
+    list->overflow_matters = list->overflow_matters ||
+                             (c->most_overflow > 0.0 && ESMM_GPU_SURELY * (c->base - c->most_overflow) < dense->base);
+    list->strip8 = list->strip8 || (uses_strip8(c->kernel) && c->base < dense->base);
   }
-  d->tall = is_tall(skip->kernel ? skip->kernel : dense->kernel);
-  esmm_run_set_pace(v, p->m, dense->kernel ? dense->base : most(skip));
+  d->strip128 = uses_strip128(skip->kernel ? skip->kernel : dense->kernel);
+  esmm_run_set_pace(list, p->m, dense->kernel ? dense->base : most(skip));
   if (force) {
     run_alone(d, &only);
-    d->tall = is_tall(only.kernel);
+    d->strip128 = uses_strip128(only.kernel);
     return;
   }
-  const candidate partner = find_partner(p, v, skip->kernel);
+  const candidate partner = find_partner(p, list, skip->kernel);
   settle(d, &selectable, &partner);
 }
 
 /* Asks every kernel. */
-static esmm_status make_verdict(esmm_ctx *ctx, const esmm_problem *p, const char *force, verdict *v)
+static esmm_status make_candidates(esmm_ctx *ctx, const esmm_problem *p, const char *force, candidates *list)
 {
-  v->unseen = (decision){0};
-  v->count = 0;
-  v->history = (esmm_history){0};
-  v->stands = 0;
+  list->unseen = (decision){0};
+  list->count = 0;
+  list->history = (esmm_history){0};
+  list->stands = 0;
   for (int i = 0; i < esmm_registry_count(); i++)
     if (may_run(p, esmm_registry_at(i), force)) {
       const candidate c = look_at(p, i);
-      add_candidate(v, &c);
-      v->unseen.considered++;
+      add_candidate(list, &c);
+      list->unseen.considered++;
     }
-  if (v->count == 0) {
+  if (list->count == 0) {
     esmm_choice choices[ESMM_MAX_KERNELS];
     int chosen;
     return esmm_plan_sampled(ctx, p, force, true, choices, &chosen); /* fails, and knows why */
   }
-  decide_unseen(p, force, v);
+  decide_unseen(p, force, list);
   return ESMM_OK;
 }
 
@@ -273,24 +274,24 @@ static esmm_status make_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
  * The context's, made if it has none; or *own, which is not kept, for forced calls, and for captured ones, for which
  * fewer kernels can run. Captured calls still get the history.
  */
-static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool counts, verdict *own,
-                                verdict **v)
+static esmm_status find_candidates(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool counts,
+                                   candidates *own, candidates **list)
 {
   const bool keep = counts && !force && !esmm_cuda_capturing(ctx);
-  verdict *kept = force ? NULL : esmm_recall_verdict(p, keep);
-  *v = kept;
+  candidates *kept = force ? NULL : esmm_recall_shape(p, keep);
+  *list = kept;
   if (kept && !esmm_cuda_capturing(ctx))
     return ESMM_OK;
-  const esmm_status status = make_verdict(ctx, p, force, own);
-  *v = own;
+  const esmm_status status = make_candidates(ctx, p, force, own);
+  *list = own;
   if (status != ESMM_OK)
     return status;
   if (kept)
     own->history = kept->history;
-  kept = keep ? esmm_recall_add_verdict(p) : NULL;
+  kept = keep ? esmm_recall_add_shape(p) : NULL;
   if (kept) {
     *kept = *own;
-    *v = kept;
+    *list = kept;
   }
   return ESMM_OK;
 }
@@ -301,40 +302,43 @@ static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
  * Known of A: the density e of its elements and s of taller strips. With zeros in random places, a strip of h rows
  * would be alive with 1 - (1 - e)^h. If s is lower than that, zeros cluster; then a share f of the k's is taken to hold
  * all nonzeros, in random places with density d: e = f d, s = f (1 - (1 - d)^rows). Rows that resemble their neighbours
- * have fewer low strips than that.
+ * have fewer strips of 8 rows than that.
  */
-double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low)
+double esmm_run_strip8_density(double element, double strip, int64_t rows, int64_t fewer)
 {
   enum { HALVINGS = 16 };
-  if (element <= 0.0 || element >= 1.0 || rows <= low)
+  if (element <= 0.0 || element >= 1.0 || rows <= fewer)
     return strip;
   double least = element, most_d = 1.0; /* of d */
   for (int i = 0; i < HALVINGS; i++) {
     const double d = i == 0 ? element : sqrt(least * most_d);
     const bool more = -expm1((double)rows * log1p(-d)) * element > strip * d; /* than s says: d is larger */
     if (i == 0 && !more)
-      return fmin(strip, -expm1((double)low * log1p(-element)));
+      return fmin(strip, -expm1((double)fewer * log1p(-element)));
     if (more)
       least = d;
     else
       most_d = d;
   }
-  return fmin(strip, element / least * -expm1((double)low * log1p(-least)));
+  return fmin(strip, element / least * -expm1((double)fewer * log1p(-least)));
 }
 
 /* Densities of lower strips than the kernel's say nothing of its own; those of taller ones are upper bounds. */
 static double seconds_seen(const candidate *c, const run *r)
 {
-  const esmm_seen *seen = !r->d.told ? r->seen : is_low(c->kernel) ? &r->low : is_tall(c->kernel) ? &r->tall : r->seen;
-  if (is_low(c->kernel)) {
+  const esmm_seen *seen = !r->d.by_pattern           ? r->seen
+                          : uses_strip8(c->kernel)   ? &r->strip8
+                          : uses_strip128(c->kernel) ? &r->strip128
+                                                     : r->seen;
+  if (uses_strip8(c->kernel)) {
     const double strip =
-        esmm_run_low_density(seen->element, seen->strip, seen->strip_rows, esmm_cuda_about(c->kernel)->strip_rows);
+        esmm_run_strip8_density(seen->element, seen->strip, seen->strip_rows, esmm_cuda_about(c->kernel)->strip_rows);
     return esmm_run_seconds_at(c, strip, strip * c->b, -1.0);
   }
-  if (seen->strip_rows && seen->strip_rows < strip_rows(is_tall(c->kernel)))
+  if (seen->strip_rows && seen->strip_rows < strip_rows(uses_strip128(c->kernel)))
     return most(c);
   return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b,
-                             seen->rest_known ? seen->rest : -1.0);
+                             seen->overflow_known ? seen->overflow : -1.0);
 }
 
 /*
@@ -364,46 +368,46 @@ void esmm_run_note_class(const run *r)
 }
 
 /* The cheapest of all, by predictions and by what calls took; or a trial. */
-static void choose_seen(run *r, verdict *v, bool counts)
+static void choose_seen(run *r, candidates *list, bool counts)
 {
   decision *d = &r->d;
   const esmm_density_class seen = class_of(r->seen);
   const bool kept = counts && !esmm_cuda_capturing(r->ctx);
-  if (kept && v->stands > 0 && !r->timed && r->ctx->turn == 0) {
-    if (esmm_same_densities(seen, v->seen)) {
-      v->stands--;
-      run_alone(d, &v->all[v->chosen]);
-      d->seconds = v->stood_seconds;
-      d->predicted = v->stood_predicted;
+  if (kept && list->stands > 0 && !r->timed && r->ctx->turn == 0) {
+    if (esmm_same_densities(seen, list->seen)) {
+      list->stands--;
+      run_alone(d, &list->all[list->chosen]);
+      d->seconds = list->stood_seconds;
+      d->predicted = list->stood_predicted;
       return;
     }
-    if (v->lent)
-      esmm_choose_return(&v->history, v->stands);
+    if (list->lent)
+      esmm_choose_return(&list->history, list->stands);
   }
   esmm_option all[MOST_CANDIDATES];
   esmm_clock clock;
-  esmm_history asked = v->history; /* captured or explained calls change nothing */
-  for (int i = 0; i < v->count; i++)
-    all[i] = (esmm_option){.index = v->all[i].index,
-                           .variant = v->all[i].variant,
-                           .predicted = seconds_seen(&v->all[i], r),
-                           .doubt = handicap(r->ctx, &v->all[i])};
+  esmm_history asked = list->history; /* captured or explained calls change nothing */
+  for (int i = 0; i < list->count; i++)
+    all[i] = (esmm_option){.index = list->all[i].index,
+                           .variant = list->all[i].variant,
+                           .predicted = seconds_seen(&list->all[i], r),
+                           .doubt = handicap(r->ctx, &list->all[i])};
   esmm_live_clock(r, kept, &clock);
-  r->history = kept ? &v->history : &asked;
-  esmm_choose_among(r->p, all, v->count, seen, &clock, r->history, &r->plan);
+  r->history = kept ? &list->history : &asked;
+  esmm_choose_among(r->p, all, list->count, seen, &clock, r->history, &r->plan);
   int chosen = 0;
-  while (v->all[chosen].index != r->plan.index)
+  while (list->all[chosen].index != r->plan.index)
     chosen++;
-  run_alone(d, &v->all[chosen]);
+  run_alone(d, &list->all[chosen]);
   d->seconds = r->plan.seconds;
   d->predicted = r->plan.predicted;
   if (kept && r->ctx->learns && !r->timed) {
-    v->chosen = chosen;
-    v->seen = seen;
-    v->stood_seconds = d->seconds;
-    v->stood_predicted = d->predicted;
-    v->lent = clock.off || clock.idle ? 0 : esmm_choose_stands(r->p, &r->plan, r->history);
-    v->stands = clock.off || clock.idle ? clock.pause : v->lent;
+    list->chosen = chosen;
+    list->seen = seen;
+    list->stood_seconds = d->seconds;
+    list->stood_predicted = d->predicted;
+    list->lent = clock.off || clock.idle ? 0 : esmm_choose_stands(r->p, &r->plan, r->history);
+    list->stands = clock.off || clock.idle ? clock.pause : list->lent;
   }
   r->history = kept ? r->history : NULL;
   d->next = r->plan.next < 0 ? NULL : esmm_registry_at(r->plan.next);
@@ -412,19 +416,19 @@ static void choose_seen(run *r, verdict *v, bool counts)
 
 static esmm_status choose(run *r, const char *force, bool counts)
 {
-  verdict own, *v;
-  const esmm_status status = find_verdict(r->ctx, r->p, force, counts, &own, &v);
+  candidates own, *list;
+  const esmm_status status = find_candidates(r->ctx, r->p, force, counts, &own, &list);
   if (status != ESMM_OK)
     return status;
-  r->d = v->unseen;
+  r->d = list->unseen;
   r->plan.timed = false;
   if (force)
     return ESMM_OK;
-  esmm_run_recall(r, v, counts);
+  esmm_run_recall(r, list, counts);
   if (r->d.memory == MEMORY_KNOWN)
-    choose_seen(r, v, counts);
+    choose_seen(r, list, counts);
   if (counts)
-    esmm_run_ask_for_report(r, v);
+    esmm_run_ask_for_report(r, list);
   return ESMM_OK;
 }
 
@@ -438,7 +442,7 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts)
   const esmm_cuda_kernel *about = esmm_cuda_about(r->d.of[r->d.run].kernel);
   if (!about->start || about->start(r->ctx))
     return ESMM_OK;
-  esmm_recall_clear_verdicts(r->ctx);
+  esmm_recall_clear_shapes(r->ctx);
   if (r->call >= 0)
     r->seen->calls--; /* it is the same call */
   return choose(r, force, counts);
@@ -498,7 +502,7 @@ esmm_cuda_line esmm_run_line(const decision *d)
 
 static void remembered_reason(const decision *d, const esmm_seen *seen, char *text, size_t bytes)
 {
-  const int used = d->told ? snprintf(text, bytes, "by a_pattern; ")
+  const int used = d->by_pattern ? snprintf(text, bytes, "by a_pattern; ")
                    : seen->reports > 0
                        ? snprintf(text, bytes, "remembered from %lld call%s: strips %.3g %%; ",
                                   (long long)seen->reports, seen->reports == 1 ? "" : "s", 100.0 * seen->strip)

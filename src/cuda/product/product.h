@@ -44,9 +44,10 @@ typedef struct candidate {
   int64_t variant;
   double base, per_strip, per_joint;
   double over, over_per_strip; /* off the line at low density: max(0, over + over_per_strip * strip) */
-  double per_rest, most_rest;  /* seconds of rests: base has most_rest; per_rest times their share may be less */
-  double b;                    /* B's density at its strips: no joint density is above it */
-  size_t work;                 /* its workspace, bytes; SIZE_MAX: too large */
+  /* Seconds of 2:4 overflow: base has most_overflow; per_overflow times the overflow's share may be less. */
+  double per_overflow, most_overflow;
+  double b;    /* B's density at its strips: no joint density is above it */
+  size_t work; /* its workspace, bytes; SIZE_MAX: too large */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
@@ -63,12 +64,12 @@ typedef enum memory {
 typedef struct decision {
   candidate of[2]; /* RUN_DENSE, RUN_SKIP */
   which run;
-  bool pair;  /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
-  bool whole; /* of a gated product: one launch makes both branches */
-  bool tall;  /* A is sampled at strips of 128 rows: those of the best skipping kernel */
+  bool pair;     /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
+  bool whole;    /* of a gated product: one launch makes both branches */
+  bool strip128; /* A is sampled at strips of 128 rows: those of the best skipping kernel */
   int considered;
   memory memory;
-  bool told; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
+  bool by_pattern; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
   /* With MEMORY_KNOWN, for the reason's text: */
   const esmm_kernel *next; /* the cheapest after the chosen one; NULL: there is none */
   double seconds, next_seconds;
@@ -77,11 +78,11 @@ typedef struct decision {
 
 /* The candidates for calls of one shape, whatever A holds: kept in the context (recall.h). */
 #define MOST_CANDIDATES 16
-typedef struct verdict {
+typedef struct candidates {
   decision unseen; /* where A's densities are not known */
   int count;
   bool skips;           /* a skipping kernel and another are among them: A's densities matter */
-  bool low;             /* one of low strips is, and may beat all dense ones: A's elements must be counted */
+  bool strip8;          /* one of strips of 8 rows is, and may beat all dense ones: A's elements must be counted */
   esmm_history history; /* of choices with known densities */
   int stands, lent;     /* calls that the choice still holds for; those that history has counted */
   int chosen;           /* its place in all */
@@ -89,10 +90,10 @@ typedef struct verdict {
   esmm_density_class seen; /* it holds while A's densities stay in this class */
   int delay;               /* calls until a report is used */
   double dense;            /* seconds of the cheapest dense kernel */
-  bool rests;              /* one kernel is cheaper than that if A has no rests: ask whether it has */
+  bool overflow_matters;   /* one kernel is cheaper than that if no element of A overflows 2:4: ask for the share */
   candidate all[MOST_CANDIDATES];
-} verdict;
-_Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
+} candidates;
+_Static_assert(sizeof(candidates) <= ESMM_SHAPE_BYTES, "raise ESMM_SHAPE_BYTES");
 
 /* Marks in the stream's time; the kernels of a pair run one after the other, so each has its own. */
 enum { START, STAGED, PLANNED, EXTRACTED, DONE = EXTRACTED + 2, END = DONE + 2, MARKS };
@@ -116,7 +117,7 @@ typedef struct run {
 
   esmm_seen *seen;            /* what is remembered for such calls; NULL: nothing */
   esmm_seen view;             /* a copy of it, for explanations; or what the call's pattern says, */
-  esmm_seen tall, low;        /* and that at strips of 128 rows and of 8, where view is at 32 */
+  esmm_seen strip128, strip8; /* and that at strips of 128 rows and of 8, where view is at 32 */
   int64_t call;               /* number of this one among them; -1: it does not count */
   esmm_choice_device *report; /* where it reports; NULL: it does not */
   CUdeviceptr report_at;      /* the same for the device */
@@ -130,23 +131,23 @@ static inline CUdeviceptr note_at(const run *r, size_t offset)
 }
 
 /* The strips that the kernel counts A's densities at have 128 rows, or 32; index into esmm_sample. */
-static inline bool is_tall(const esmm_kernel *kernel)
+static inline bool uses_strip128(const esmm_kernel *kernel)
 {
   return kernel->reads & (ESMM_FORM(ROWS16) | ESMM_FORM(CELLS16));
 }
-static inline int64_t strip_rows(bool tall)
+static inline int64_t strip_rows(bool strip128)
 {
-  return tall ? ESMM_TILE : ESMM_STRIP;
+  return strip128 ? ESMM_TILE : ESMM_STRIP;
 }
-/* Its strip density is derived from others: see esmm_run_low_density. */
-static inline bool is_low(const esmm_kernel *kernel)
+/* Its strip density is derived from others: see esmm_run_strip8_density. */
+static inline bool uses_strip8(const esmm_kernel *kernel)
 {
   return esmm_cuda_about(kernel)->strip_rows > 0;
 }
-#define LOW_LEVEL 3 /* strips of 8 rows, which is what such kernels have */
+#define STRIP8_LEVEL 3 /* strips of 8 rows, which is what such kernels have */
 static inline int sample_level(const esmm_kernel *kernel)
 {
-  return is_low(kernel) ? LOW_LEVEL : is_tall(kernel) ? 7 : 5;
+  return uses_strip8(kernel) ? STRIP8_LEVEL : uses_strip128(kernel) ? 7 : 5;
 }
 
 /* The call must make B's strips. */
@@ -173,11 +174,11 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts);
 /* Is one launch better than the two decided for a gated product, r's and gate's? Then that is r's decision. branch: as
    kernels see it, but for the address of its bias. */
 bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force);
-/* rest: below 0 where it is not known. */
-double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest);
-/* The density of strips of `low` rows, by that of elements and that of strips of `rows` rows; never more than the
+/* overflow: below 0 where it is not known. */
+double esmm_run_seconds_at(const candidate *c, double strip, double joint, double overflow);
+/* The density of strips of `fewer` rows, by that of elements and that of strips of `rows` rows; never more than the
    latter. element is 0 where it is not known. */
-double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low);
+double esmm_run_strip8_density(double element, double strip, int64_t rows, int64_t fewer);
 esmm_cuda_line esmm_run_line(const decision *d);
 void esmm_run_note_class(const run *r); /* what was known of A, for explanations of the same problem */
 /* Why `chosen` runs, at the densities of choice. */
@@ -185,12 +186,13 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
                      size_t bytes);
 
 /* recall.c */
-void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds); /* how late reports of such products are used */
+/* How late reports of such products are used. */
+void esmm_run_set_pace(candidates *list, int64_t m, double dense_seconds);
 /* Looks up what is known for this call, and takes the reports that are due. */
-void esmm_run_recall(run *r, const verdict *v, bool counts);
-void esmm_run_ask_for_report(run *r, const verdict *v); /* once it is decided what runs */
-void esmm_run_let_sample(run *r);                       /* another kernel runs, which does not report itself */
-void esmm_run_expect_report(run *r);                    /* once it is launched */
+void esmm_run_recall(run *r, const candidates *list, bool counts);
+void esmm_run_ask_for_report(run *r, const candidates *list); /* once it is decided what runs */
+void esmm_run_let_sample(run *r);                             /* another kernel runs, which does not report itself */
+void esmm_run_expect_report(run *r);                          /* once it is launched */
 /* The report of a call that has read A's densities itself. */
 void esmm_run_report(run *r, const esmm_choice_device *densities);
 
@@ -207,7 +209,7 @@ esmm_status esmm_run_mark(const run *r, int which_mark);
 esmm_status esmm_run_make_marks(run *r);
 void esmm_run_free_marks(run *r);
 /* Samples A at strips of that height, and chooses by d's line. */
-esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
+esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool strip128, CUdeviceptr out,
                             CUstream stream);
 /* If the call reports and its kernel does not: a sampling launch before it. */
 esmm_status esmm_run_report_ahead(run *r);

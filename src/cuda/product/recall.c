@@ -36,17 +36,17 @@ static int clamp_calls(double calls, int least, int most)
 }
 
 /* Decode, for few rows, reports at its end: the next call must not wait for that. */
-void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds)
+void esmm_run_set_pace(candidates *list, int64_t m, double dense_seconds)
 {
-  v->dense = dense_seconds;
-  v->delay =
+  list->dense = dense_seconds;
+  list->delay =
       clamp_calls(AHEAD_SECONDS / dense_seconds, m > ESMM_DECODE_ROWS ? LEAST_DELAY : LEAST_DELAY + 1, MOST_DELAY);
 }
 
 /* Calls from one report to the next: the faster the kernel that runs, the more a report would cost it. */
-static int pace(const run *r, const verdict *v)
+static int pace(const run *r, const candidates *list)
 {
-  const double share = ESMM_GPU_REPORTS * (r->d.memory == MEMORY_KNOWN ? r->d.seconds : v->dense);
+  const double share = ESMM_GPU_REPORTS * (r->d.memory == MEMORY_KNOWN ? r->d.seconds : list->dense);
   return r->reports_itself ? clamp_calls(ESMM_GPU_REPORT / share, 1, MOST_REPORT_EVERY)
                            : clamp_calls(ESMM_GPU_LAUNCH_TWO / share, 1, MOST_SAMPLE_EVERY);
 }
@@ -172,8 +172,8 @@ static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
   seen->strip = (double)slot->strip;
   seen->joint = (double)slot->joint;
   if (slot->counted) {
-    seen->rest_known = true;
-    seen->rest = (double)slot->rest;
+    seen->overflow_known = true;
+    seen->overflow = (double)slot->overflow;
   }
   seen->strip_rows = seen->rows_of[call % ESMM_REPORTS];
   seen->reports++;
@@ -234,8 +234,8 @@ static int64_t count_bits(const esmm_pattern *a, int64_t ratio)
 }
 
 /* Heights of strips that kernels have: at which a pattern is counted. */
-enum { AT_STRIP, AT_TILE, AT_LOW, HEIGHTS };
-static const int64_t heights[HEIGHTS] = {ESMM_STRIP, ESMM_TILE, 1 << LOW_LEVEL};
+enum { AT_STRIP32, AT_STRIP128, AT_STRIP8, HEIGHTS };
+static const int64_t heights[HEIGHTS] = {ESMM_STRIP, ESMM_TILE, 1 << STRIP8_LEVEL};
 
 /* The same, counted once for all products: threads that count at the same time find the same. */
 static int64_t count_once(const esmm_pattern *a, int at)
@@ -252,7 +252,7 @@ static int64_t count_once(const esmm_pattern *a, int at)
 
 /* What A's bitmaps with `set` bits say of strips of that height: exact if theirs divide it; taller ones are no less
    dense. */
-static esmm_seen told_by(const esmm_pattern *a, int64_t height, int64_t set)
+static esmm_seen seen_in_pattern(const esmm_pattern *a, int64_t height, int64_t set)
 {
   const int64_t ratio = esmm_cuda_pattern_fold(a, height);
   const double strips = (double)esmm_ceil_div(a->strips, ratio);
@@ -263,12 +263,12 @@ static esmm_seen told_by(const esmm_pattern *a, int64_t height, int64_t set)
 
 static void believe(run *r, const int64_t *set)
 {
-  r->view = told_by(r->p->pattern, heights[AT_STRIP], set[AT_STRIP]);
-  r->tall = told_by(r->p->pattern, heights[AT_TILE], set[AT_TILE]);
-  r->low = told_by(r->p->pattern, heights[AT_LOW], set[AT_LOW]);
+  r->view = seen_in_pattern(r->p->pattern, heights[AT_STRIP32], set[AT_STRIP32]);
+  r->strip128 = seen_in_pattern(r->p->pattern, heights[AT_STRIP128], set[AT_STRIP128]);
+  r->strip8 = seen_in_pattern(r->p->pattern, heights[AT_STRIP8], set[AT_STRIP8]);
   r->seen = &r->view;
   r->d.memory = MEMORY_KNOWN;
-  r->d.told = true;
+  r->d.by_pattern = true;
 }
 
 /*
@@ -276,45 +276,45 @@ static void believe(run *r, const int64_t *set)
  * host waits. That costs the GPU about as much as the sample that it saves, once: entry, which may be NULL, remembers
  * them for the next such call. False: there are none.
  */
-static bool told_on_gpu(run *r, slots *all, esmm_seen *entry)
+static bool counted_on_gpu(run *r, slots *all, esmm_seen *entry)
 {
   uint32_t number = 0;
   bool impatient = false;
-  const esmm_pattern_told *told = r->p->pattern ? esmm_cuda_pattern_told(r->p->pattern, &number) : NULL;
-  if (!told || !wait_for_word(r->ctx, &told->ready, number, all ? &all->impatient : &impatient))
+  const esmm_pattern_bit_count *count = r->p->pattern ? esmm_cuda_pattern_count(r->p->pattern, &number) : NULL;
+  if (!count || !wait_for_word(r->ctx, &count->ready, number, all ? &all->impatient : &impatient))
     return false;
-  const int64_t set[HEIGHTS] = {(int64_t)told->folded[0], (int64_t)told->folded[1], (int64_t)told->own};
+  const int64_t set[HEIGHTS] = {(int64_t)count->folded[0], (int64_t)count->folded[1], (int64_t)count->own};
   believe(r, set);
-  if (esmm_cuda_pattern_fold(r->p->pattern, heights[AT_LOW]) > 1)
-    r->low = r->view; /* the GPU has not counted at that height: strips that are taller say no less */
+  if (esmm_cuda_pattern_fold(r->p->pattern, heights[AT_STRIP8]) > 1)
+    r->strip8 = r->view; /* the GPU has not counted at that height: strips that are taller say no less */
   if (entry) {
     entry->known = true;
     entry->joint_known = false;
-    entry->strip = r->tall.strip;
-    entry->strip_rows = r->tall.strip_rows;
+    entry->strip = r->strip128.strip;
+    entry->strip_rows = r->strip128.strip_rows;
   }
   return true;
 }
 
 /* A pattern in host memory says what is known of A. One on the GPU takes a wait: it is used where nothing is known. */
-void esmm_run_recall(run *r, const verdict *v, bool counts)
+void esmm_run_recall(run *r, const candidates *list, bool counts)
 {
   esmm_ctx *ctx = r->ctx;
   const esmm_problem *p = r->p;
   r->seen = NULL;
   r->call = -1;
   r->d.memory = MEMORY_OFF;
-  if (p->strict || !v->skips)
+  if (p->strict || !list->skips)
     return;
   if (p->pattern && p->pattern->bits) {
-    const int64_t set[HEIGHTS] = {count_once(p->pattern, AT_STRIP), count_once(p->pattern, AT_TILE),
-                                  count_once(p->pattern, AT_LOW)};
+    const int64_t set[HEIGHTS] = {count_once(p->pattern, AT_STRIP32), count_once(p->pattern, AT_STRIP128),
+                                  count_once(p->pattern, AT_STRIP8)};
     believe(r, set);
     return;
   }
   if (!ctx->recall) {
     if (p->pattern) /* slots: only for how long a wait may be */
-      (void)told_on_gpu(r, slots_of(ctx, counts && !esmm_cuda_capturing(ctx)), NULL);
+      (void)counted_on_gpu(r, slots_of(ctx, counts && !esmm_cuda_capturing(ctx)), NULL);
     return;
   }
   const bool captured = esmm_cuda_capturing(ctx), changes = counts && !captured;
@@ -327,8 +327,8 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
     r->seen = &r->view;
   }
   if (entry && !captured && reports)
-    collect(ctx, all, entry, r->seen, entry->calls - v->delay);
-  if (!(r->seen && r->seen->known) && told_on_gpu(r, all, changes && reports ? entry : NULL))
+    collect(ctx, all, entry, r->seen, entry->calls - list->delay);
+  if (!(r->seen && r->seen->known) && counted_on_gpu(r, all, changes && reports ? entry : NULL))
     return;
   if (entry && changes)
     r->call = entry->calls++;
@@ -341,24 +341,25 @@ static const esmm_kernel *sure_kernel(const decision *d)
   return d->run != DEVICE_CHOOSES ? d->of[d->run].kernel : d->pair ? d->of[RUN_SKIP].kernel : NULL;
 }
 
-/* Reporting kernels count strips, not elements: now and then A is sampled instead, if a kernel of low strips needs
-   them. */
-static bool wants_elements(const esmm_seen *seen, const verdict *v)
+/* Reporting kernels count strips, not elements: now and then A is sampled instead, if a kernel of strips of 8 rows
+   needs them. */
+static bool wants_elements(const esmm_seen *seen, const candidates *list)
 {
-  return v->low && seen->known && seen->strip > 0.0 && (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
+  return list->strip8 && seen->known && seen->strip > 0.0 &&
+         (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
 }
 
-void esmm_run_ask_for_report(run *r, const verdict *v)
+void esmm_run_ask_for_report(run *r, const candidates *list)
 {
   slots *all = r->call >= 0 ? slots_of(r->ctx, false) : NULL;
   r->report = NULL;
   if (!all || !all->host || is_silent(all, r->ctx, r->seen))
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
-  /* Kernels count no rests: once, where they matter, the sample does. */
-  const bool sampled = (v->rests && !r->seen->rest_known) || wants_elements(r->seen, v);
+  /* Kernels do not count the overflow: once, where it matters, the sample does. */
+  const bool sampled = (list->overflow_matters && !r->seen->overflow_known) || wants_elements(r->seen, list);
   r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && !sampled;
-  const int every = pace(r, v);
+  const int every = pace(r, list);
   if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* soon replaced: no hurry to report */
     return;
   const size_t number = slot_number(r->ctx, r->seen, r->call);
@@ -366,7 +367,8 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
   r->report_at = all->device + number * sizeof(esmm_choice_device);
   r->report->counted = 0; /* kernels that count none leave it */
   __atomic_store_n(&r->report->ready, 0, __ATOMIC_RELEASE);
-  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->reports_itself ? is_tall(kernel) : r->d.tall);
+  r->seen->rows_of[r->call % ESMM_REPORTS] =
+      (uint8_t)strip_rows(r->reports_itself ? uses_strip128(kernel) : r->d.strip128);
 }
 
 void esmm_run_let_sample(run *r)
@@ -374,7 +376,7 @@ void esmm_run_let_sample(run *r)
   if (!r->report || !r->reports_itself)
     return;
   r->reports_itself = false;
-  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->d.tall);
+  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->d.strip128);
 }
 
 void esmm_run_expect_report(run *r)

@@ -48,13 +48,13 @@ static esmm_status read_strip_density(const run *r, const esmm_strips *strips, d
   return status;
 }
 
-static esmm_status count_joint(const run *r, const esmm_strips *a, bool tall, double *density)
+static esmm_status count_joint(const run *r, const esmm_strips *a, bool strip128, double *density)
 {
   const esmm_cuda_weights *b = esmm_cuda_b(r->p);
-  const int64_t b_strips = tall ? esmm_ceil_div(r->p->n, ESMM_TILE) : b->strips.strips;
+  const int64_t b_strips = strip128 ? esmm_ceil_div(r->p->n, ESMM_TILE) : b->strips.strips;
   const CUdeviceptr out = note_at(r, offsetof(notes, joint));
   const esmm_count_params params = {.a_bits = a->bits,
-                                    .b_bits = tall ? b->tiles : b->strips.bits,
+                                    .b_bits = strip128 ? b->tiles : b->strips.bits,
                                     .a_strips = a->strips,
                                     .b_strips = b_strips,
                                     .words = a->k_padded / 32,
@@ -71,9 +71,9 @@ static esmm_status count_joint(const run *r, const esmm_strips *a, bool tall, do
 static esmm_status take_densities(const run *r, which chosen, const esmm_choice_device *choice, esmm_stats *s)
 {
   const esmm_strips *a = &r->a_strips[chosen];
-  const bool tall = is_tall(r->d.of[chosen].kernel);
+  const bool strip128 = uses_strip128(r->d.of[chosen].kernel);
   esmm_status status = ESMM_OK;
-  if (tall) {
+  if (strip128) {
     s->strip_cols = ESMM_TILE;
     s->strip_density_b = esmm_cuda_b(r->p)->tile_density;
   }
@@ -86,7 +86,7 @@ static esmm_status take_densities(const run *r, which chosen, const esmm_choice_
     if (status == ESMM_OK && r->all_of_b[chosen])
       s->joint_density = s->strip_density_a;
     else if (status == ESMM_OK)
-      status = count_joint(r, a, tall, &s->joint_density);
+      status = count_joint(r, a, strip128, &s->joint_density);
   } else if (s->joint_density == 0.0) { /* neither strips nor a report */
     s->joint_density = (double)choice->joint;
   }
@@ -100,7 +100,7 @@ static esmm_status read_notes(run *r, notes *seen)
   const bool sampled = r->d.run == DEVICE_CHOOSES && !r->d.pair;
   esmm_status status = ESMM_OK;
   if (!sampled) /* for the densities alone */
-    status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, note_at(r, offsetof(notes, choice)), r->stream);
+    status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.strip128, note_at(r, offsetof(notes, choice)), r->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(r->ctx, seen, note_at(r, 0), offsetof(notes, joint), r->stream);
   if (status != ESMM_OK)

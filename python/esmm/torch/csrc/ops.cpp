@@ -1,5 +1,5 @@
 /*
- * ops.cpp: the products as torch operators. In C++, for callers to whom ten microseconds of Python a call matter.
+ * ops.cpp: the products as torch operators. In C++, because ten microseconds of Python a call matter to some callers.
  *
  * _ops.py declares the operators, and has what they mean to autograd, autocast and torch.compile; what they do is here
  * alone. _build.py compiles this file once and loads it. It is written in torch's stable ABI (2.10 and later), and
@@ -63,7 +63,7 @@ using CudaStream = AOTITorchError (*)(int32_t, void **);
 CudaStream current_cuda_stream;               /* torch's own; NULL where it has none */
 void *(*ask_cuda_stream)(int32_t);            /* the same by way of Python */
 void *(*torch_context)();                     /* at::globalContext, */
-bool (*torch_is_deterministic)(const void *); /* and what torch.use_deterministic_algorithms told it; NULL: not found */
+bool (*torch_is_deterministic)(const void *); /* whether torch.use_deterministic_algorithms is on; or NULL */
 
 /* ---- contexts ---- */
 
@@ -208,7 +208,7 @@ struct Prepared {
       esmm.weights_free(w);
   }
 };
-using Kept = std::shared_ptr<Prepared>; /* alive for the length of a call, whoever forgets it meanwhile */
+using Kept = std::shared_ptr<Prepared>; /* alive for the length of a call, even if it is forgotten meanwhile */
 
 struct Entry {
   int64_t version; /* of the tensor; -1: an inference tensor, which has none */
@@ -775,7 +775,7 @@ template <typename Function> void find(const char *library, const char *name, Fu
 
 } // namespace
 
-/* Where libesmm is, and a function of Python's that tells a device's current stream. known: this torch is one whose
+/* Where libesmm is, and a function of Python's that returns a device's current stream. known: this torch is one whose
    C++ types are those that quick ways past the stable ABI take; a later one may have others. NULL, or what is wrong. */
 extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t), int known)
 {

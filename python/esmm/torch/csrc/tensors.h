@@ -106,7 +106,7 @@ struct TensorBase {
   TensorBase() = default;
   TensorBase(TensorBase &&o) noexcept : impl(std::exchange(o.impl, nullptr)) {}
   TensorBase &operator=(TensorBase &&) = delete;
-  ~TensorBase() {} /* it is always handed on */
+  ~TensorBase() {} /* its owner always moves it on */
 };
 using EmptyCuda = TensorBase (*)(Numbers, Numbers, int8_t, std::optional<Place>);
 EmptyCuda empty_cuda;
@@ -153,7 +153,7 @@ private:
   AtenTensorHandle handle_ = nullptr;
 };
 
-/* What the stable ABI handed over: it is ours from here on. */
+/* Owns the handle in a value that the stable ABI returned. */
 Owned take(StableIValue value)
 {
   return Owned(to<AtenTensorHandle>(value));

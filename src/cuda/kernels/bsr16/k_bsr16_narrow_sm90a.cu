@@ -40,12 +40,12 @@
 #define WARPS 4             /* that load */
 
 /* A stage's words for consumers: which blocks it has, and its counts with: */
-enum { TOLD_LAST = 1 << 24, TOLD_END = 1 << 25 }; /* it is its unit's last; there are no more */
+enum { WORD_LAST = 1 << 24, WORD_END = 1 << 25 }; /* it is its unit's last; there are no more */
 
 typedef struct narrow_shared {
   uint64_t full[STAGES], empty[STAGES];
   bsr16_tickets tickets;
-  alignas(16) uint2 told[STAGES];
+  alignas(16) uint2 words[STAGES];
   uint32_t come; /* parts of a tile that were there before this one */
   /* With a unit's last stage: its row, -, place, parts << 16 | part; where its columns are. */
   alignas(16) uint4 unit[STAGES], places[STAGES][2];
@@ -56,7 +56,7 @@ typedef struct narrow_shared {
   } own[2];
 } narrow_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(narrow_shared) + 2 * ZEROS <= ESMM_NARROW_SHARED,
-              "params.h tells the host another size");
+              "params.h gives the host another size");
 static_assert(COLS == 8 && CHUNKS == 4 && ESMM_NARROW_BLOCKS == 8, "two vectors of places, a word of bits");
 static_assert(WARPS * 32 == FEEDERS && STAGES % WARPS == 0, "a warp has the same stages each time");
 
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
         __syncwarp();
       }
       if (lane == 0) {
-        sh->told[slot] = make_uint2(entry.alive, entry.counts | (last ? TOLD_LAST : 0));
+        sh->words[slot] = make_uint2(entry.alive, entry.counts | (last ? WORD_LAST : 0));
         if (last)
           sh->unit[slot] =
               make_uint4((uint32_t)unit.row, 0, (uint32_t)unit.place, (uint32_t)(unit.parts << 16 | unit.part));
@@ -182,7 +182,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
   }
   if (lane == 0 && (before & (WARPS - 1)) == warp) {
     sm90_barrier_wait(&sh->empty[slot], phase);
-    sh->told[slot] = make_uint2(0, TOLD_END);
+    sh->words[slot] = make_uint2(0, WORD_END);
     sm90_barrier_arrive(&sh->full[slot]);
   }
   __syncwarp();
@@ -251,11 +251,11 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
   do {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read and broadcast by the lane that releases this block's stage. */
-    uint2 told = make_uint2(0, 0);
+    uint2 words = make_uint2(0, 0);
     if (c.lane == c.reader)
-      told = sm90_load2(c.told + c.slot * 8);
-    const uint32_t alive = __shfl_sync(~0u, told.x, c.reader);
-    what = __shfl_sync(~0u, told.y, c.reader);
+      words = sm90_load2(c.words + c.slot * 8);
+    const uint32_t alive = __shfl_sync(~0u, words.x, c.reader);
+    what = __shfl_sync(~0u, words.y, c.reader);
     uint32_t left = second ? alive >> 16 : alive & 0xffff;
     uint32_t a = views.a + c.slot * (STAGE_BYTES >> 4);
     uint32_t b = views.b + c.slot * (STAGE_BYTES >> 4) + (second ? what & 0xff : 0) * (BLOCK_BYTES >> 4);
@@ -279,7 +279,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
       c.slot = 0;
       c.phase ^= 1;
     }
-  } while (!(what & (TOLD_LAST | TOLD_END)));
+  } while (!(what & (WORD_LAST | WORD_END)));
   sm90_wgmma_wait<0>();
   at = before;
   return what;
@@ -341,17 +341,17 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
 }
 
 /* A unit's epilogue. */
-static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const uint4 &told,
+static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const uint4 &unit,
                                                    const uint32_t (&places)[MINE], narrow_shared *sh,
                                                    float (&sums)[TWICE][SUMS])
 {
-  const int row = (int)told.x, parts = (int)(told.w >> 16), part = (int)(told.w & 0xffff);
+  const int row = (int)unit.x, parts = (int)(unit.w >> 16), part = (int)(unit.w & 0xffff);
   const int group = group_now(), warp = thread_now() / 32 % 4;
   bool whole = true; /* all the warpgroup's columns lie inside C */
 #pragma unroll
   for (int i = 0; i < MINE; i++)
     whole &= ((int64_t)places[i] + 1) * SIDE <= p.n;
-  if (parts > 1 && !add_parts(p, &sh->come, row, (int)told.z, part, parts, (float(&)[TWICE * SUMS]) sums))
+  if (parts > 1 && !add_parts(p, &sh->come, row, (int)unit.z, part, parts, (float(&)[TWICE * SUMS]) sums))
     return;
   if (p.c_boxes && whole) {
     store_boxes(p, sums, row, places, sh->own[group].boxes);
@@ -370,7 +370,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
 }
 
 /* One lane's value, broadcast. */
-static __device__ __forceinline__ uint4 told_by(int lane, const uint4 &x)
+static __device__ __forceinline__ uint4 broadcast(int lane, const uint4 &x)
 {
   return make_uint4(__shfl_sync(~0u, x.x, lane), __shfl_sync(~0u, x.y, lane), __shfl_sync(~0u, x.z, lane),
                     __shfl_sync(~0u, x.w, lane));
@@ -380,12 +380,12 @@ template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
 {
   const narrow_views views = views_of(ring, (const char *)(sh + 1));
-  bsr16_consumer c = consumer_of(p, sh->full, sh->empty, sh->told);
+  bsr16_consumer c = consumer_of(p, sh->full, sh->empty, sh->words);
   for (;;) {
     float sums[TWICE][SUMS];
     uint32_t at;
     const uint32_t what = multiply_unit<DTYPE, A_BY_K>(c, views, sums, at);
-    if (what & TOLD_END) {
+    if (what & WORD_END) {
       if ((thread_now() - FEEDERS) % 128 == 0)
         sm90_bulk_wait_read(); /* a block that ends takes its shared memory along */
       return;
@@ -395,8 +395,8 @@ static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char
       unit = sh->unit[at];
       mine = sh->places[at][group_now()];
     }
-    unit = told_by(c.reader, unit);
-    mine = told_by(c.reader, mine);
+    unit = broadcast(c.reader, unit);
+    mine = broadcast(c.reader, mine);
     let_go(c, at);
     uint32_t places[MINE] = {mine.x, mine.y, mine.z, mine.w};
     finish_unit(p, unit, places, sh, sums);

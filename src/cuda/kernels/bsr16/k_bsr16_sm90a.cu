@@ -30,12 +30,12 @@
 
 /* A stage's word for consumers: the panels of its first and second entry, whether it is its unit's last, whether there
    are no more. */
-enum { TOLD_SECOND = 2, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9 };
+enum { WORD_SECOND = 2, WORD_LAST = 1 << 8, WORD_END = 1 << 9 };
 
 typedef struct bsr16_shared {
   uint64_t full[STAGES], empty[STAGES];
   bsr16_tickets tickets;
-  uint32_t told[STAGES];
+  uint32_t words[STAGES];
   uint32_t come; /* parts of a tile that were there before this one */
   alignas(16) int4 unit[STAGES];
   /* Each warpgroup's own, on the way to C: one of them may be a tile ahead. */
@@ -44,7 +44,7 @@ typedef struct bsr16_shared {
     float spare[4][512];                /* or 2 KiB for each of its warps */
   } own[2];
 } bsr16_shared;
-static_assert(STAGES * STAGE_BYTES + sizeof(bsr16_shared) <= ESMM_BSR16_SHARED, "params.h tells the host another size");
+static_assert(STAGES * STAGE_BYTES + sizeof(bsr16_shared) <= ESMM_BSR16_SHARED, "params.h gives the host another size");
 
 /* ---- loading: one warp ---- */
 
@@ -114,14 +114,14 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
       for (int i = 0; i < EACH; i++)
         entry[i] = make_uint2(__shfl_sync(~0u, mine.x, at - base + i), __shfl_sync(~0u, mine.y, at - base + i));
       if (lane == 0) {
-        uint32_t told = last ? TOLD_LAST : 0, bytes = 0;
+        uint32_t word = last ? WORD_LAST : 0, bytes = 0;
         sm90_barrier_wait(&sh->empty[slot], phase);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-          told |= entry[i].x >> 28 << (TOLD_SECOND * i);
+          word |= entry[i].x >> 28 << (WORD_SECOND * i);
           bytes += entry[i].x >> 28 ? entry_bytes<CELL_K>(p, entry[i]) : 0;
         }
-        sh->told[slot] = told;
+        sh->words[slot] = word;
         if (last)
           sh->unit[slot] =
               make_int4(unit.row, (int)list.tile * ESMM_BSR16_COLS, unit.place, unit.parts << 16 | unit.part);
@@ -146,7 +146,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
   }
   if (lane == 0) {
     sm90_barrier_wait(&sh->empty[slot], phase);
-    sh->told[slot] = TOLD_END;
+    sh->words[slot] = WORD_END;
     sm90_barrier_arrive(&sh->full[slot]);
   }
   __syncwarp();
@@ -194,7 +194,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
   do {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read and broadcast by the lane that releases this block's stage. */
-    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
+    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.words + c.slot * 4) : 0, c.reader);
     const uint64_t a = views.a + c.slot * (STAGE_BYTES >> 4), b = views.b + c.slot * (STAGE_BYTES >> 4);
     const uint32_t mine = what >> group_now() & (EACH == 2 ? 5 : 1); /* of the panels of its entries */
     /* Each branch by itself: instructions are under way together only where nothing stands between them. */
@@ -219,7 +219,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
       c.slot = 0;
       c.phase ^= 1;
     }
-  } while (!(what & (TOLD_LAST | TOLD_END)));
+  } while (!(what & (WORD_LAST | WORD_END)));
   sm90_wgmma_wait<0>();
   at = before;
   return what;
@@ -273,16 +273,16 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
 
 /* A unit's epilogue. */
 template <int SUMS>
-static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const int4 &told, bsr16_shared *sh,
+static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const int4 &unit, bsr16_shared *sh,
                                                    float (&sums)[SUMS])
 {
-  const int row = told.x, col = told.y, parts = told.w >> 16, part = told.w & 0xffff;
+  const int row = unit.x, col = unit.y, parts = unit.w >> 16, part = unit.w & 0xffff;
   const int group = group_now(), warp = thread_now() / 32 % 4;
   if (p.c_boxes && parts == 1 && col + ESMM_BSR16_COLS <= p.n) {
     store_boxes(p, sums, row, col + group * ESMM_CELL_COLS, sh->own[group].boxes);
     return;
   }
-  if (parts > 1 && !add_parts(p, &sh->come, row, told.z, part, parts, sums))
+  if (parts > 1 && !add_parts(p, &sh->come, row, unit.z, part, parts, sums))
     return;
   if (p.c_boxes) { /* boxes of the tile before may not have left yet */
     if ((thread_now() - FEEDERS) % 128 == 0)
@@ -298,23 +298,23 @@ template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
 static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
 {
   const bsr16_views views = views_of<A_BY_K, CELL_K>(ring);
-  bsr16_consumer c = consumer_of(p, sh->full, sh->empty, sh->told);
+  bsr16_consumer c = consumer_of(p, sh->full, sh->empty, sh->words);
   for (;;) {
     float sums[SUMS];
     uint32_t at;
     const uint32_t what = multiply_unit<DTYPE, A_BY_K, CELL_K>(c, views, sums, at);
-    int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
-    told.x = __shfl_sync(~0u, told.x, c.reader);
-    told.y = __shfl_sync(~0u, told.y, c.reader);
-    told.z = __shfl_sync(~0u, told.z, c.reader);
-    told.w = __shfl_sync(~0u, told.w, c.reader);
-    if (what & TOLD_END) {
+    int4 unit = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
+    unit.x = __shfl_sync(~0u, unit.x, c.reader);
+    unit.y = __shfl_sync(~0u, unit.y, c.reader);
+    unit.z = __shfl_sync(~0u, unit.z, c.reader);
+    unit.w = __shfl_sync(~0u, unit.w, c.reader);
+    if (what & WORD_END) {
       if ((thread_now() - FEEDERS) % 128 == 0)
         sm90_bulk_wait_read(); /* a block that ends takes its shared memory along */
       return;
     }
     let_go(c, at);
-    finish_unit(p, told, sh, sums);
+    finish_unit(p, unit, sh, sums);
   }
 }
 

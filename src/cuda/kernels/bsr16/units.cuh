@@ -246,22 +246,22 @@ static __device__ __forceinline__ void begin_stages(const esmm_bsr16_params &p, 
 }
 
 typedef struct bsr16_consumer {
-  uint32_t full, empty, told; /* addresses of shared memory */
+  uint32_t full, empty, words; /* addresses of shared memory */
   int lane, shares, reader;
   uint32_t slot, phase;
 } bsr16_consumer;
 
 static __device__ __forceinline__ bsr16_consumer consumer_of(const esmm_bsr16_params &p, const uint64_t *full,
-                                                             const uint64_t *empty, const void *told)
+                                                             const uint64_t *empty, const void *words)
 {
   bsr16_consumer c;
   c.lane = (int)threadIdx.x % 32;
   c.shares = p.pairs ? 2 : 1;
   c.reader = p.pairs ? (int)cluster_rank() : 0;
   c.full = sm90_address(full);
-  c.told = sm90_address(told);
+  c.words = sm90_address(words);
   c.empty = sm90_address_at(empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
-  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
+  asm volatile("" : "+r"(c.full), "+r"(c.words), "+r"(c.empty)); /* they stay in registers */
   c.slot = c.phase = 0;
   return c;
 }

@@ -71,7 +71,7 @@ template <int HALVES> struct dense_stage {
 static_assert(2 * ESMM_DENSE_ROWS == ESMM_DENSE_TALL && ESMM_DENSE_ROWS == ESMM_DENSE_LOW, "HALVES is 2 or 1");
 static_assert(dense_stage<2>::BYTES * dense_stage<2>::COUNT + 1024 == ESMM_DENSE_SHARED_256 &&
                   dense_stage<1>::BYTES * dense_stage<1>::COUNT + 1024 == ESMM_DENSE_SHARED_128,
-              "params.h tells the host another size");
+              "params.h gives the host another size");
 
 /* ---- warps 0-3 ---- */
 

@@ -51,7 +51,7 @@ typedef struct strips_shared {
 static_assert(MMA_ROWS * ESMM_STRIP == ESMM_STRIPS_MMA_ROWS && MMA_COLS * ESMM_STRIP == ESMM_STRIPS_MMA_COLS &&
                   MMA_THREADS == ESMM_STRIPS_MMA_THREADS &&
                   MMA_STAGE + sizeof(strips_shared) <= ESMM_STRIPS_MMA_SHARED(MMA_CHUNK, 1),
-              "params.h tells the host another shape");
+              "params.h gives the host another shape");
 
 /* d = a * b + c */
 static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],

@@ -1,7 +1,7 @@
 /*
  * k_fine16_sm90a.cu: bf16 and fp16, A very sparse (0.1 to 2 % nonzeros, anywhere), on Hopper.
  *
- * Where zeros lie anywhere, only low strips have dead k's: at 1 % nonzeros 72 % of k's are alive in 128 rows, 15 % in
+ * Where zeros lie anywhere, only short strips have dead k's: at 1 % nonzeros 72 % of k's are alive in 128 rows, 15 % in
  * 16, 7.7 % in 8. Strips of 8 rows are what mma.sync has in its side of 8, so C is computed transposed: 16 columns by 8
  * rows of C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight
  * lines; the values of A come from memory straight into registers.
@@ -61,7 +61,7 @@ typedef struct fine_memory {
   uint64_t full[STAGES];
   uint32_t gone[STAGES]; /* how often a warp was done with the stage */
 } fine_memory;
-static_assert(sizeof(fine_memory) <= ESMM_FINE16_SHARED, "params.h tells the host another size");
+static_assert(sizeof(fine_memory) <= ESMM_FINE16_SHARED, "params.h gives the host another size");
 static_assert(BODY % PREFETCHED == 0 && BODY % (4 * FOURS) == 0 && PREFETCHED <= ESMM_FINE16_PAST &&
                   4 * FOURS + 4 <= ESMM_FINE16_PAST,
               "what is read past a list's end has room");

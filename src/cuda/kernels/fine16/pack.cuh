@@ -56,7 +56,7 @@ typedef struct pack_memory {
   uint32_t bounds[BOUNDS][STRIPS];           /* first step of a chunk, by its number modulo BOUNDS */
   uint64_t full[BUFFERS], empty[BUFFERS];
 } pack_memory;
-static_assert(sizeof(pack_memory) <= ESMM_FINE16_PACK_SHARED, "params.h tells the host another size");
+static_assert(sizeof(pack_memory) <= ESMM_FINE16_PACK_SHARED, "params.h gives the host another size");
 
 static __device__ __forceinline__ void meet_packers(void)
 {

@@ -50,11 +50,11 @@ struct block_memory {
   uint64_t come[BOXES], heard[BOXES];           /* a box has come; the count of alive k's before it is there, */
   uint32_t before[BOXES];                       /* that count */
   uint32_t listed[LINES_A];                     /* k's of the lines of A */
-  uint32_t told[STAGES];                        /* steps of 16 k's, and whether it is the last */
+  uint32_t words[STAGES];                       /* steps of 16 k's, and whether it is the last */
   uint64_t full[STAGES], empty[STAGES];
   uint64_t read; /* finders have read all boxes of a tile */
 };
-static_assert(sizeof(block_memory) <= ESMM_FUSED16_SHARED, "params.h tells the host another size");
+static_assert(sizeof(block_memory) <= ESMM_FUSED16_SHARED, "params.h gives the host another size");
 
 extern __shared__ __align__(1024) char shared[];
 
@@ -131,8 +131,8 @@ static __device__ __forceinline__ void enter(finder &f, uint32_t x)
     sm90_barrier_wait(&memory()->empty[f.entered % STAGES], (f.entered / STAGES & 1) ^ 1);
 }
 
-/* The warp is done with the stages before x. told: the word of the last of them; the others are full. */
-static __device__ __forceinline__ void leave(finder &f, uint32_t x, uint32_t told)
+/* The warp is done with the stages before x. word: that of the last of them; the others are full. */
+static __device__ __forceinline__ void leave(finder &f, uint32_t x, uint32_t word)
 {
 #pragma unroll 1
   for (; f.left < x; f.left++) {
@@ -141,7 +141,7 @@ static __device__ __forceinline__ void leave(finder &f, uint32_t x, uint32_t tol
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(sm90_address(full)) : "memory");
     __syncwarp();
     if (threadIdx.x == 0)
-      memory()->told[f.left % STAGES] = told;
+      memory()->words[f.left % STAGES] = word;
     if (threadIdx.x % 32 == 0)
       sm90_barrier_arrive(full);
   }
@@ -382,14 +382,14 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(mult
     const uint64_t at = a + stage % (LINES_A / STAGE_K) * STAGE_STEP, bt = b + x.slot * STAGE_STEP;
     sm90_barrier_wait(&memory()->full[x.slot], x.phase);
     /* Read by the lane that releases the stage. */
-    const uint32_t told = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? memory()->told[x.slot] : 0, 0);
+    const uint32_t word = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? memory()->words[x.slot] : 0, 0);
     sm90_fence_async(); /* it was not TMA that filled it */
-    if ((told & STEPS_MASK) == STEPS) {
+    if ((word & STEPS_MASK) == STEPS) {
       sm90_wgmma_fence();
 #pragma unroll
       for (int i = 0; i < STEPS; i++)
         wgmma16<DTYPE, 1>(sums, at + i * STEP, bt + i * STEP);
-    } else if (told & STEPS_MASK) {
+    } else if (word & STEPS_MASK) {
       sm90_wgmma_fence();
       wgmma16<DTYPE, 1>(sums, at, bt);
     }
@@ -404,7 +404,7 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(mult
       x.slot = 0;
       x.phase ^= 1;
     }
-    if (told & LAST)
+    if (word & LAST)
       break;
   }
   sm90_wgmma_wait<0>();

@@ -1,9 +1,9 @@
 /*
  * k_half16_sm90a.c: bf16 and fp16 with few nonzeros anywhere in A, on Hopper. See k_half16_sm90a.cu.
  *
- * A is read row by row; a col-major one, or one with odd lines, is copied first. The cost depends on A's rests, which
- * only the sample counts: where they are not known it includes the second half of all of A, and so the plan takes this
- * kernel only where earlier calls have counted them.
+ * A is read row by row; a col-major one, or one with odd lines, is copied first. The cost depends on A's overflow,
+ * which only the sample counts: where it is not known it includes the second half of all of A, and so the plan takes
+ * this kernel only where earlier calls have counted it.
  */
 #include "cuda/kernels/common/host.h"
 #include "cuda/ops/nm_layout.h"
@@ -49,7 +49,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 /* ---- workspace ---- */
 
 typedef struct layout {
-  size_t copy, half[2], many, rests, at, lists, rows, again, agains, bytes;
+  size_t copy, half[2], many, overflow, at, lists, rows, again, agains, bytes;
 } layout;
 
 static bool lay_out(const esmm_problem *p, layout *l)
@@ -65,7 +65,7 @@ static bool lay_out(const esmm_problem *p, layout *l)
          esmm_cuda_reserve(&l->bytes, half, ALIGN, &l->half[0]) &&
          esmm_cuda_reserve(&l->bytes, half, ALIGN, &l->half[1]) &&
          esmm_cuda_reserve(&l->bytes, patches, ALIGN, &l->many) &&
-         esmm_cuda_reserve(&l->bytes, patches * ESMM_HALF16_FEW * sizeof(uint32_t), ALIGN, &l->rests) &&
+         esmm_cuda_reserve(&l->bytes, patches * ESMM_HALF16_FEW * sizeof(uint32_t), ALIGN, &l->overflow) &&
          esmm_cuda_reserve(&l->bytes, patches * ESMM_HALF16_ROWS * sizeof(uint16_t), ALIGN, &l->at) &&
          esmm_cuda_reserve(&l->bytes, lists, ALIGN, &l->lists) &&
          esmm_cuda_reserve(&l->bytes, pairs * ESMM_HALF16_ROWS * 2 * sizeof(int32_t), ALIGN, &l->rows) &&
@@ -82,7 +82,7 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 
 /* ---- what it costs ---- */
 
-/* Stages of the first half; rests, in elements times columns of C, or at most as long again: the second half. */
+/* Stages of the first half; overflow, in elements times columns of C, or at most as long again: the second half. */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
 {
@@ -90,8 +90,8 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double stages = (double)(esmm_ceil_div(tiles_of(p), workers_of(p)) * esmm_nm16_blocks(p->k));
   units->base[0] = stages;
-  units->per_rest[1] = m * n * k;
-  units->most_rest[1] = cost[1] > 0.0 ? stages * cost[0] / cost[1] : 0.0;
+  units->per_overflow[1] = m * n * k;
+  units->most_overflow[1] = cost[1] > 0.0 ? stages * cost[0] / cost[1] : 0.0;
   units->base[2] = 2.0 * m * k + (double)(pairs_of(p) * esmm_nm16_blocks(p->k) * (2 * ESMM_NM16_BLOCK)) +
                    ESMM_GPU_EXPOSED * esmm_cuda_c_bytes(p);
   units->base[3] = esmm_cuda_copy_units(&p->a, true);
@@ -116,7 +116,7 @@ static esmm_half16_params params_of(const esmm_problem *p, const esmm_matrix *a,
                               .registers = esmm_cuda_in_registers(p),
                               .half = {at + l->half[0], at + l->half[1]},
                               .many = at + l->many,
-                              .rests = at + l->rests,
+                              .overflow = at + l->overflow,
                               .at = at + l->at,
                               .lists = at + l->lists,
                               .rows = at + l->rows,
@@ -167,7 +167,7 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = &id, .can_run = can_run, .terms = esmm_cuda_terms,       \
   .term_names = {"stages of 256 columns", "rests of a", "splitting of a and writing of c", "copying of a",           \
                  [ESMM_COST_TERMS - 1] = "launches"},                                                                \
-  .cost = {ESMM_GPU_STAGE_HALF, ESMM_GPU_REST, ESMM_GPU_MOVED, ESMM_GPU_LAUNCH_NEXT,                                 \
+  .cost = {ESMM_GPU_STAGE_HALF, ESMM_GPU_HALF_OVERFLOW, ESMM_GPU_MOVED, ESMM_GPU_LAUNCH_NEXT,                        \
            [ESMM_COST_TERMS - 1] = ESMM_GPU_LAUNCH_TWO},                                                             \
   .workspace = workspace, .run = run
 

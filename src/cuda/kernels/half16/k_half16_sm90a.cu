@@ -1,7 +1,7 @@
 /*
  * k_half16_sm90a.cu: bf16 and fp16 with few nonzeros anywhere in A, on Hopper: A becomes halves of 2:4 in this call
  * (split.cuh), and the sparse tensor core (wgmma.sp) takes the k's of B that belong to two of each four. What has no
- * room there, the rests, is added to the sums in registers: C is that of all of A.
+ * room there, the overflow, is added to the sums in registers: C is that of all of A.
  *
  *                 B: 256 columns of C         a stage: 64 k's
  *             k  +----------------------+       B  256 columns by 64 k's, 32 KB, by TMA
@@ -13,9 +13,9 @@
  * Three launches: split, list, multiply. The last has persistent blocks, one loading warp and two multiplying
  * warpgroups, five stages. A tile goes through all k's of the first half, then through those of patches that have a
  * second one. Shared memory limits it, as it does k_nm16_sm90a.cu: an instruction reads 16 KB of B and 2 KB of A, 144
- * cycles for 128 of arithmetic. A rest costs 512 bytes of B a tile, from the second-level cache, while nothing is
- * multiplied: 96 of them in 256 rows by 64 k's take about as long as a stage, and from there on the second half is
- * faster.
+ * cycles for 128 of arithmetic. An overflow element costs 512 bytes of B a tile, from the second-level cache, while
+ * nothing is multiplied: 96 of them in 256 rows by 64 k's take about as long as a stage, and from there on the second
+ * half is faster.
  */
 #include "cuda/kernels/half16/store.cuh"
 #include "cuda/kernels/nm16/pairs.cuh"
@@ -26,7 +26,7 @@
 static_assert(STAGE == STAGE_B + ESMM_NM16_BLOCK && STAGE % 1024 == 0 &&
                   STAGES * STAGE + 16 * STAGES <= ESMM_HALF16_SHARED && ESMM_HALF16_CLUSTER == PAIR &&
                   STAGE_B == 4 * WGMMA16_PANEL,
-              "params.h tells the host another size");
+              "params.h gives the host another size");
 
 /* ---- loading: one thread ---- */
 
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_half16_params &
     const half16_place at = place_now(p, i, across, rank);
     const int steps = p.blocks + agains;
     agains = agains_of(i + (int)gridDim.x / PAIR);
-    const half16_rests rests = find_rests(p, at.row); /* looked at when the sums are there */
+    const half16_overflow overflow = find_overflow(p, at.row); /* looked at when the sums are there */
     float sums[LANE_SUMS];
 #pragma unroll
     for (int j = 0; j < LANE_SUMS; j++)
@@ -130,14 +130,14 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_half16_params &
       if (s + 1 < steps)
         step(s + 1);
     }
-    half16_begun begun = begin_rests(p, rests, at.row, at.col, at.lane);
+    half16_begun begun = begin_overflow(p, overflow, at.row, at.col, at.lane);
     sm90_wgmma_wait<0>();
     sm90_wgmma_hold(sums);
     let_go(before);
     const half16_place now = place_now(p, i, across, rank);
     turn_sums(sums, now.lane);
     if (now.row - now.lane / 4 < p.m) {
-      add_rests<DTYPE>(p, sums, rests, begun, now.row, now.col, now.lane);
+      add_overflow<DTYPE>(p, sums, overflow, begun, now.row, now.col, now.lane);
       store_sums(p, sums, now.row, now.col, now.lane);
     }
   }

@@ -2,14 +2,15 @@
  * split.cuh: A as halves of 2:4, on every call: what k_half16_sm90a.cu multiplies.
  *
  * Of each group of four k's of a row the first half has the first two nonzeros (zeros fill up, where there are fewer),
- * the second half the other two: every element of A is in one of them. A nonzero of the second half is a rest. A patch
- * is 256 rows by 64 k's:
+ * the second half the other two: every element of A is in one of them. The nonzeros of the second half overflow. A
+ * patch is 256 rows by 64 k's:
  *
- *   few rests    they go to lists, row by row, in rising k; the second half is not written
- *   many         the second half is written, and multiplied as the first is: no A takes more than twice the time
+ *   little overflow  it goes to lists, row by row, in rising k; the second half is not written
+ *   much             the second half is written, and multiplied as the first is: no A takes more than twice the time
  *
- * esmm_half16_split makes halves and the rests of each patch; esmm_half16_list puts the rests of a row behind each
- * other, and lists the patches that have a second half. Places follow from counts, no atomics: the same bits each time.
+ * esmm_half16_split makes halves and the overflow of each patch; esmm_half16_list puts each row's overflow
+ * together, and lists the patches that have a second half. Places follow from counts, no atomics: the same bits each
+ * time.
  */
 #ifndef ESMM_CUDA_HALF16_SPLIT_CUH
 #define ESMM_CUDA_HALF16_SPLIT_CUH
@@ -95,28 +96,29 @@ template <bool SECOND> static __device__ __forceinline__ uint32_t store_half(con
   return places;
 }
 
-/* Bit i: its k i is a rest. */
-static __device__ __forceinline__ uint32_t rests_of(const uint32_t (&x)[8])
+/* Bit i: its k i overflows. */
+static __device__ __forceinline__ uint32_t overflow_of(const uint32_t (&x)[8])
 {
-  uint32_t rests = 0;
+  uint32_t overflow = 0;
 #pragma unroll
   for (int g = 0; g < 4; g++) {
     const uint32_t nonzeros = nonzeros_of(x[2 * g], x[2 * g + 1]);
-    rests |= (nonzeros & others(esmm_nm16_places(nonzeros))) << 4 * g;
+    overflow |= (nonzeros & others(esmm_nm16_places(nonzeros))) << 4 * g;
   }
-  return rests;
+  return overflow;
 }
 
-/* Its rests from `to` on; k: its first, within the block. A rest is the third or fourth of a group. */
-static __device__ __forceinline__ void store_rests(const uint32_t (&x)[8], uint32_t rests, uint32_t k, uint32_t *to)
+/* Its overflow from `to` on; k: its first, within the block. The third or fourth of a group overflows. */
+static __device__ __forceinline__ void store_overflow(const uint32_t (&x)[8], uint32_t overflow, uint32_t k,
+                                                      uint32_t *to)
 {
-  if (rests == 0)
+  if (overflow == 0)
     return;
 #pragma unroll
   for (uint32_t g = 0; g < 4; g++) {
-    if (rests >> 4 * g & 4)
+    if (overflow >> 4 * g & 4)
       *to++ = (k + 4 * g + 2) << 16 | (x[2 * g + 1] & 0xffffu);
-    if (rests >> 4 * g & 8)
+    if (overflow >> 4 * g & 8)
       *to++ = (k + 4 * g + 3) << 16 | x[2 * g + 1] >> 16;
   }
 }
@@ -138,13 +140,13 @@ static __device__ __forceinline__ void store_rows(const esmm_half16_params &p, c
   *(uint32_t *)(to + esmm_nm16_word_at(line, 4 * part)) = word;
 }
 
-/* Rests of two rows of each lane, the lower 16 bits the first's, to the patch's; before: how many the warps before
+/* Overflow of two rows of each lane, the lower 16 bits the first's, to the patch's; before: how many the warps before
    have. Rows in their order, k's in theirs. */
-static __device__ __forceinline__ void store_patch_rests(const esmm_half16_params &p, const uint32_t (&x)[2][8],
-                                                         uint32_t rests, int64_t patch, uint32_t before)
+static __device__ __forceinline__ void store_patch_overflow(const esmm_half16_params &p, const uint32_t (&x)[2][8],
+                                                            uint32_t overflow, int64_t patch, uint32_t before)
 {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t counts = (uint32_t)__popc(rests & 0xffffu) | (uint32_t)__popc(rests >> 16) << 16;
+  const uint32_t counts = (uint32_t)__popc(overflow & 0xffffu) | (uint32_t)__popc(overflow >> 16) << 16;
   uint32_t through = counts; /* of both rows, of the lanes up to this one */
 #pragma unroll
   for (uint32_t d = 1; d < 32; d *= 2) {
@@ -155,9 +157,9 @@ static __device__ __forceinline__ void store_patch_rests(const esmm_half16_param
   const uint32_t at = through - counts, quad = lane & ~3u;
   const uint32_t row_at = __shfl_sync(~0u, at, (int)quad), row_through = __shfl_sync(~0u, through, (int)quad + 3);
   const uint32_t row_count = row_through - row_at; /* halves do not borrow: each is no less than before */
-  uint32_t *to = (uint32_t *)p.rests + patch * FEW + before;
-  store_rests(x[0], rests & 0xffffu, lane % 4 * 16, to + (at & 0xffffu));
-  store_rests(x[1], rests >> 16, lane % 4 * 16, to + upper + (at >> 16));
+  uint32_t *to = (uint32_t *)p.overflow + patch * FEW + before;
+  store_overflow(x[0], overflow & 0xffffu, lane % 4 * 16, to + (at & 0xffffu));
+  store_overflow(x[1], overflow >> 16, lane % 4 * 16, to + upper + (at >> 16));
   if (lane == quad) {
     uint16_t *rows = (uint16_t *)p.at + patch * PATCH_ROWS + warp * 16 + lane / 4;
     rows[0] = (uint16_t)((before + (row_at & 0xffffu)) | (row_count & 0xffffu) << 8);
@@ -179,8 +181,8 @@ extern "C" __global__ void __launch_bounds__(ESMM_HALF16_SPLIT, 2)
   for (int h = 0; h < 2; h++)
     load_16(p, pair * PATCH_ROWS + warp * 16 + lane / 4 + 8 * h, block * ESMM_NM16_K + lane % 4 * 16, x[h]);
   store_rows<false>(p, x, pair, block);
-  uint32_t rests = rests_of(x[0]) | rests_of(x[1]) << 16;
-  const uint32_t own = __reduce_add_sync(~0u, (uint32_t)__popc(rests));
+  uint32_t overflow = overflow_of(x[0]) | overflow_of(x[1]) << 16;
+  const uint32_t own = __reduce_add_sync(~0u, (uint32_t)__popc(overflow));
   if (lane == 0)
     found[warp] = own;
   __syncthreads();
@@ -189,9 +191,9 @@ extern "C" __global__ void __launch_bounds__(ESMM_HALF16_SPLIT, 2)
   uint32_t before = __reduce_add_sync(~0u, lane < warp ? of_lane : 0);
   if (many) {
     store_rows<true>(p, x, pair, block);
-    rests = before = 0;
+    overflow = before = 0;
   }
-  store_patch_rests(p, x, rests, blockIdx.x, before);
+  store_patch_overflow(p, x, overflow, blockIdx.x, before);
   if (threadIdx.x == 0)
     ((uint8_t *)p.many)[blockIdx.x] = many;
 }
@@ -234,7 +236,7 @@ static __device__ __forceinline__ void load_places(const uint16_t *at, int block
 extern "C" __global__ void __launch_bounds__(ESMM_HALF16_LISTING)
     esmm_half16_list(const __grid_constant__ esmm_half16_params p)
 {
-  __shared__ int before[LIST_WARPS][LISTED]; /* a warp's rests of a row; then where they go */
+  __shared__ int before[LIST_WARPS][LISTED]; /* a warp's overflow of a row; then where it goes */
   if (not_selected(p.selector))
     return;
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -279,19 +281,19 @@ extern "C" __global__ void __launch_bounds__(ESMM_HALF16_LISTING)
   }
   __syncthreads();
   uint2 *to = (uint2 *)p.lists + (int64_t)blockIdx.x * p.blocks * FEW + before[warp][lane];
-  const uint32_t *rests = (const uint32_t *)p.rests + patches * FEW;
+  const uint32_t *overflow = (const uint32_t *)p.overflow + patches * FEW;
 #pragma unroll 1
   for (int block = first; block < last; block += AT_ONCE) {
-    uint32_t rest[AT_ONCE]; /* the first of each; few have a second */
+    uint32_t first_of[AT_ONCE]; /* the first of each; few have a second */
     load_places(at, block, last, places);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      rest[i] = places[i] >> 8 ? rests[(int64_t)(block + i) * FEW + (places[i] & 255)] : 0;
+      first_of[i] = places[i] >> 8 ? overflow[(int64_t)(block + i) * FEW + (places[i] & 255)] : 0;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll 1
       for (uint32_t j = 0; j < places[i] >> 8; j++) {
-        const uint32_t x = j == 0 ? rest[i] : rests[(int64_t)(block + i) * FEW + (places[i] & 255) + j];
+        const uint32_t x = j == 0 ? first_of[i] : overflow[(int64_t)(block + i) * FEW + (places[i] & 255) + j];
         *to++ = make_uint2((uint32_t)(block + i) * ESMM_NM16_K + (x >> 16), x & 0xffffu);
       }
   }

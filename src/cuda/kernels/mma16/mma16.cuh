@@ -53,7 +53,7 @@ template <int ROWS_, int COLS_, int WARP_ROWS_, int WARP_COLS_, int BLOCKS_> str
     DRAWER = 32 * (WARP_COLS + 8) * 4 /* shared memory in which a warp turns 32 rows of sums round, see store */
   };
   static_assert(M16_STAGES * STAGE == ESMM_MMA16_SHARED(ROWS, COLS) && THREADS == ESMM_MMA16_THREADS(ROWS, COLS),
-                "params.h tells the host another shape");
+                "params.h gives the host another shape");
   static_assert(WARPS * DRAWER <= M16_STAGES * STAGE, "the ring has no room for the sums");
 };
 typedef mma16_shape<128, 256, 64, 64, 1> mma16_256;

@@ -48,7 +48,7 @@ static __device__ __forceinline__ float4 cluster_load4(uint32_t from)
 #define TALL_STAGES ESMM_NM16_TALL_STAGES
 static_assert(TALL_STAGES * TALL_STAGE + 2 * ESMM_NM16_STAGING + 16 * TALL_STAGES <= ESMM_NM16_TALL_SHARED &&
                   TALL_STAGE % 1024 == 0 && ESMM_NM16_CLUSTER == PAIR,
-              "params.h tells the host another size");
+              "params.h gives the host another size");
 
 typedef struct tall_tile {
   int row, tile; /* first row of C; tile of 128 columns */
@@ -171,7 +171,7 @@ template <int ROWS> struct low_stage {
   };
   static_assert(COUNT * BYTES + 16 * COUNT <= ESMM_NM16_LOW_SHARED(ROWS) && BYTES % 1024 == 0 &&
                     ROWS * SUMS_LD * 4 <= COUNT * BYTES,
-                "params.h tells the host another size");
+                "params.h gives the host another size");
 };
 
 /* The tile's rows that this block finishes, every ranks-th: sums of all parts, in the order of the ranks. */

@@ -35,10 +35,10 @@ static __device__ __forceinline__ void gathered(uint32_t b)
 
 /* ---- dense ---- */
 
-/* The barrier waits for `bytes`; tell: this thread arrives, too. */
-static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t bytes, bool tell)
+/* The barrier waits for `bytes`; arrive: this thread arrives, too. */
+static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t bytes, bool arrive)
 {
-  if (tell)
+  if (arrive)
     sm90_barrier_expect(full, bytes);
   else
     sm90_barrier_expect_more(full, bytes);
@@ -46,19 +46,19 @@ static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t byt
 
 /*
  * 64 x 64 boxes of one stage: what is shared is fetched half by half and sent to both blocks of the pair. low: A has 64
- * rows at most, its second panel is not read. tell: consumers may begin when it has come. GATED: the first half of B's
- * panels are the gate's, of the same columns as the others. Straight cases, because one thread does all of this.
+ * rows at most, its second panel is not read. arrive: consumers may begin when it has come. GATED: the first half of
+ * B's panels are the gate's, of the same columns as the others. Straight cases, because one thread does all of this.
  */
 template <int COLS, bool GATED>
 static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, char *to, uint64_t *full, int row,
-                                                  int col, int k, int rank, bool share_b, bool low, bool tell)
+                                                  int col, int k, int rank, bool share_b, bool low, bool arrive)
 {
   enum { PANELS = COLS / 64, BYTES = wgmma16_stage<COLS>::BYTES };
   char *b = to + wgmma16_stage<COLS>::A;
   const int below = p.a_by_k ? 64 : 0, further = p.a_by_k ? 0 : 64; /* the next 64 rows of A, in its map */
   const int x = p.a_by_k ? row : k, y = p.a_by_k ? k : row;
   if (share_b) {
-    stage_expect(full, BYTES, tell);
+    stage_expect(full, BYTES, arrive);
     sm90_tma_load(to, &p.map_a, x, y, full);
     sm90_tma_load(to + PANEL, &p.map_a, x + below, y + further, full);
 #pragma unroll
@@ -72,11 +72,11 @@ static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, 
     return;
   }
   if (low) {
-    stage_expect(full, BYTES - PANEL, tell);
+    stage_expect(full, BYTES - PANEL, arrive);
     if (rank == 0)
       sm90_tma_load_multicast(to, &p.map_a, x, y, full, BOTH);
   } else {
-    stage_expect(full, BYTES, tell);
+    stage_expect(full, BYTES, arrive);
     sm90_tma_load_multicast(to + rank * PANEL, &p.map_a, x + rank * below, y + rank * further, full, BOTH);
   }
 #pragma unroll
@@ -109,7 +109,7 @@ static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p,
                                                    const wgmma16_work &work, bool &off)
 {
   typedef wgmma16_stage<COLS> stage;
-  enum { TOLD = 2 };
+  enum { SIGNALLED = 2 };
   int loaded = 0;
   if (work.first < work.count) {
     const wgmma16_unit unit = unit_at(work, work.first);
@@ -121,20 +121,20 @@ static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p,
       sh->stage[s] = stage_rows(p, unit.row) | STAGE_STEPS_ALL;
       load_dense<COLS, false>(p, ring + s * stage::BYTES, &sh->dense.full[s], unit.row, unit.col,
                               (from + s) * ESMM_WGMMA16_K, work.rank, work.u.share == ESMM_WGMMA16_SHARE_B, p.m <= 64,
-                              s < TOLD);
+                              s < SIGNALLED);
     }
   }
   sm90_barrier_wait(&sh->decided, 0);
   off = sh->mode != ESMM_WGMMA16_DENSE;
-  const int told = min(loaded, (int)TOLD);
+  const int signalled = min(loaded, (int)SIGNALLED);
   if (off)
-    sh->stage[told] = STAGE_OFF;
-  for (int s = told; s < max(loaded, off ? told + 1 : 0); s++)
+    sh->stage[signalled] = STAGE_OFF;
+  for (int s = signalled; s < max(loaded, off ? signalled + 1 : 0); s++)
     sm90_barrier_arrive(&sh->dense.full[s]);
   if (off) { /* the ring is used again: all copies have come, all reads are over */
-    for (int s = told; s < loaded; s++)
+    for (int s = signalled; s < loaded; s++)
       sm90_barrier_wait(&sh->dense.full[s], 0);
-    sm90_barrier_wait(&sh->dense.empty[told], 0);
+    sm90_barrier_wait(&sh->dense.empty[signalled], 0);
   }
   return loaded;
 }
@@ -210,7 +210,7 @@ static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, 
       const bool last = s + 1 >= to;
       sh->stage[slot] = rows | (s < to ? STAGE_STEPS_ALL : 0) | (last ? STAGE_LAST | turn.last : 0);
       if (last) {
-        sh->unit[slot] = unit_told(unit);
+        sh->unit[slot] = unit_to_words(unit);
         if (!(turn.last & STAGE_LENDS))
           load_bias<COLS, GATED>(p, sh, slot, unit);
       }
@@ -300,8 +300,8 @@ static __device__ __forceinline__ void gather_lines(const wgmma16_gather &h, uin
 }
 
 /* One thread: the word of the stage at h.slot, for consumers. */
-static __device__ __forceinline__ void stage_tell(wgmma16_shared *sh, const wgmma16_gather &h, uint32_t rows,
-                                                  int entries, bool last, const int4 &unit)
+static __device__ __forceinline__ void announce_stage(wgmma16_shared *sh, const wgmma16_gather &h, uint32_t rows,
+                                                      int entries, bool last, const int4 &unit)
 {
   sh->stage[h.slot] = rows | (uint32_t)ceil_div(entries, 16) | (last ? STAGE_LAST : 0);
   if (last)
@@ -317,7 +317,7 @@ template <class stage> static __device__ __forceinline__ void stage_on(wgmma16_g
 }
 
 /* The thread that writes that word: the warps take turns. */
-static __device__ __forceinline__ bool is_teller(const wgmma16_gather &h)
+static __device__ __forceinline__ bool is_announcer(const wgmma16_gather &h)
 {
   return h.lane == 0 && h.slot % (FEEDERS / 32) == (uint32_t)h.warp;
 }
@@ -326,7 +326,7 @@ static __device__ __forceinline__ bool is_teller(const wgmma16_gather &h)
 static __device__ __forceinline__ void feed_end(wgmma16_shared *sh, const wgmma16_gather &h)
 {
   sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-  if (is_teller(h)) {
+  if (is_announcer(h)) {
     sh->stage[h.slot] = STAGE_END;
     sm90_barrier_arrive_here(AT(skip.full, h.slot, 8));
   }
@@ -338,7 +338,7 @@ static __device__ __forceinline__ void feed_end(wgmma16_shared *sh, const wgmma1
 /* The way through the stages of a block's units. Everything is the same in all lanes but base and inside. */
 typedef struct wgmma16_walk {
   int index;            /* of the unit: past work.count there are no more */
-  int4 unit;            /* unit_told of it, */
+  int4 unit;            /* unit_to_words of it, */
   wgmma16_unit next;    /* and the one after */
   int segment, left;    /* of the strip; its entries from this stage on */
   int at, stages;       /* the stage's first entry in the strip; stages to come of the unit's part, this one included */
@@ -405,7 +405,7 @@ static __device__ __forceinline__ void walk_enter(const esmm_wgmma16_params &p, 
     w.next = unit_at(work, w.index + work.step);
     w.next_counts = strip_counts(p, h, w.next.row);
   }
-  w.unit = unit_told(unit);
+  w.unit = unit_to_words(unit);
   w.inside = (int64_t)unit.col + h.panel * 64 < p.b_ld;
   w.whole = __all_sync(~0u, w.inside);
   w.none = __all_sync(~0u, !w.inside);
@@ -465,7 +465,7 @@ static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, co
                                                 const wgmma16_gather &h, wgmma16_walk &w)
 {
   enum { CHUNK = CHUNK_STAGES * ESMM_WGMMA16_K };
-  static_assert(CHUNK * sizeof(uint32_t) <= ESMM_WGMMA16_LISTS_PAST, "params.h tells the host to leave less room");
+  static_assert(CHUNK * sizeof(uint32_t) <= ESMM_WGMMA16_LISTS_PAST, "params.h has the host leave less room");
   if (w.at < w.chunk_end)
     return;
   const uint32_t *here = strip_list(p, w.unit.x, w.at);
@@ -503,7 +503,7 @@ static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, ch
     const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
     const uint4 list = sm90_load4(from);
     sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-    if (is_teller(h)) {
+    if (is_announcer(h)) {
       sh->stage[h.slot] = what;
       sm90_barrier_expect(&sh->skip.full[h.slot], 2 * PANEL);
       sm90_tma_load_multicast(ring + here + (uint32_t)rank * PANEL, &p.map_packed, 0, line, &sh->skip.full[h.slot],
@@ -549,8 +549,8 @@ static __device__ __forceinline__ void feed_skip_a(const esmm_wgmma16_params &p,
     const int at = w.at;
     const bool last = walk_on(p, work, h, w);
     sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-    if (is_teller(h)) {
-      stage_tell(sh, h, stage_rows(p, unit.x), none ? 0 : entries, last, unit);
+    if (is_announcer(h)) {
+      announce_stage(sh, h, stage_rows(p, unit.x), none ? 0 : entries, last, unit);
       sm90_barrier_expect(&sh->skip.full[h.slot], entries > 0 ? 2 * PANEL : 0);
       if (entries > 0)
         sm90_tma_load_multicast(ring + here + (uint32_t)work.rank * PANEL, &p.map_packed, 0,
@@ -630,7 +630,7 @@ typedef struct wgmma16_round {
 typedef struct wgmma16_task {
   wgmma16_base base;
   uint32_t rows; /* STAGE_ROWS */
-  int4 unit;     /* unit_told */
+  int4 unit;     /* unit_to_words */
 } wgmma16_task;
 
 static __device__ __forceinline__ void round_feed(wgmma16_shared *sh, wgmma16_gather &h, wgmma16_round &r,
@@ -650,8 +650,8 @@ static __device__ __forceinline__ void round_feed(wgmma16_shared *sh, wgmma16_ga
     const uint32_t from = AT(places, (r.head + (uint32_t)(h.warp * FEEDER_LINES)) % PLACES, 4) + h.is_b * PLACES * 4;
     const uint4 list = sm90_load4(from);
     sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-    if (is_teller(h)) {
-      stage_tell(sh, h, task.rows, entries, ends && s == stages - 1, task.unit);
+    if (is_announcer(h)) {
+      announce_stage(sh, h, task.rows, entries, ends && s == stages - 1, task.unit);
       sm90_barrier_arrive_here(full);
     }
     if (entries == ESMM_WGMMA16_K)
@@ -681,7 +681,7 @@ static __device__ __forceinline__ void feed_skip_ab(const esmm_wgmma16_params &p
     task.base = base_of(h, h.is_b ? p.b + (uint32_t)unit.col * 2 + (uint32_t)h.panel * 128
                                   : p.packed + (uint64_t)packed_line(p, unit.row, h.panel, 0) * 128);
     task.rows = stage_rows(p, unit.row);
-    task.unit = unit_told(unit);
+    task.unit = unit_to_words(unit);
     uint32_t next_a, next_b;
     words_fetch(p, at, next_a, next_b);
     uint32_t packed = 0; /* k's of the segment so far */

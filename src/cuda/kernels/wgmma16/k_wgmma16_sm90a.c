@@ -387,8 +387,8 @@ static void clear_within(const esmm_problem *p, esmm_wgmma16_params *params)
   params->bitmap_words = esmm_cuda_pattern_zeros(p->bitmaps);
   params->bitmap_sums = adds.sums;
   if (p->bitmaps->strip_rows == ESMM_TILE) {
-    params->told = adds.told;
-    params->told_number = adds.number;
+    params->bit_count = adds.count;
+    params->count_ready = adds.number;
   }
 }
 
@@ -446,7 +446,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                        : params.units[mode].lent           ? &own->lent
                                                                            : &own->any;
   status = esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
-  if (status == ESMM_OK && params.told)
+  if (status == ESMM_OK && params.bit_count)
     esmm_cuda_pattern_note_counted(p->bitmaps);
   return status;
 }

@@ -150,7 +150,7 @@ enum { ENTRY_ANY, ENTRY_LENT, ENTRY_MORE, ENTRY_GATED };
 
 /* What one pass over the stages of a unit needs. */
 typedef struct wgmma16_consumer {
-  uint32_t full, empty, told; /* addresses of shared memory */
+  uint32_t full, empty, words; /* addresses of shared memory */
   uint64_t a_view, b_view;
   int lane, group, shares, reader;
   bool gathered_lines;
@@ -171,9 +171,9 @@ static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma1
   c.reader = c.shares == 2 ? (int)cluster_rank() : 0;
   c.gathered_lines = mode != ESMM_WGMMA16_DENSE;
   c.full = sm90_address(barriers->full);
-  c.told = sm90_address(sh->stage);
+  c.words = sm90_address(sh->stage);
   c.empty = sm90_address_at(barriers->empty, c.shares == 2 ? (uint32_t)c.lane % 2 : cluster_rank());
-  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
+  asm volatile("" : "+r"(c.full), "+r"(c.words), "+r"(c.empty)); /* they stay in registers */
   c.a_view = wgmma16_view(ring + c.group * PANEL);
   c.b_view = wgmma16_view(ring + b_at);
   c.slot = c.phase = 0;
@@ -237,7 +237,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
       let_go_held<true>(sh, c);
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read and broadcast by the lane that releases this block's stage. */
-    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
+    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.words + c.slot * 4) : 0, c.reader);
     const int steps = c.group * 64 < (int)(what >> STAGE_ROWS) ? (int)(what & STAGE_STEPS) : 0;
     const uint64_t a = c.a_view + c.slot * (stage::BYTES >> 4), b = c.b_view + c.slot * (stage::BYTES >> 4);
     if (A_BY_K && c.gathered_lines)
@@ -382,12 +382,12 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
     float sums[wgmma16_stage<COLS>::SUMS];
     uint32_t at;
     const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(sh, c, sums, at);
-    int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
-    told.x = __shfl_sync(~0u, told.x, c.reader);
-    told.y = __shfl_sync(~0u, told.y, c.reader);
-    told.z = __shfl_sync(~0u, told.z, c.reader);
-    told.w = __shfl_sync(~0u, told.w, c.reader);
-    const wgmma16_unit unit = unit_heard(told);
+    int4 words = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
+    words.x = __shfl_sync(~0u, words.x, c.reader);
+    words.y = __shfl_sync(~0u, words.y, c.reader);
+    words.z = __shfl_sync(~0u, words.z, c.reader);
+    words.w = __shfl_sync(~0u, words.w, c.reader);
+    const wgmma16_unit unit = unit_from_words(words);
     if (what & (STAGE_OFF | STAGE_END)) {
       let_go_held<true>(sh, c);
       let_go(c, at);

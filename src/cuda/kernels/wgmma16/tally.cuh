@@ -108,7 +108,7 @@ static __device__ __forceinline__ void clear_wait(const esmm_wgmma16_params &p)
 }
 
 /* One thread of each of `warps` warps of every block, when it has noted all of its `bits`. The last one reports. */
-static __device__ __forceinline__ void tell_bits(const esmm_wgmma16_params &p, uint32_t bits, uint32_t warps)
+static __device__ __forceinline__ void report_bits(const esmm_wgmma16_params &p, uint32_t bits, uint32_t warps)
 {
   unsigned long long *sum = (unsigned long long *)p.bitmap_sums;
   atomicAdd(sum, (unsigned long long)bits);
@@ -116,10 +116,10 @@ static __device__ __forceinline__ void tell_bits(const esmm_wgmma16_params &p, u
   if (atomicAdd((uint32_t *)(sum + 3), 1u) != warps * gridDim.x - 1)
     return;
   __threadfence();
-  esmm_pattern_told *told = (esmm_pattern_told *)p.told;
-  told->own = told->folded[0] = told->folded[1] = __ldcg(sum);
+  esmm_pattern_bit_count *count = (esmm_pattern_bit_count *)p.bit_count;
+  count->own = count->folded[0] = count->folded[1] = __ldcg(sum);
   __threadfence_system();
-  *(volatile uint32_t *)&told->ready = p.told_number;
+  *(volatile uint32_t *)&count->ready = p.count_ready;
 }
 
 /* Where a warpgroup's panel g lies; first: where its own or, GATED being false, the block's first panel does. */
@@ -273,8 +273,8 @@ static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p,
     sm90_barrier_wait(&sh->tile_there[0], tile % 2);
     const int row = sh->tally_tile[0].x, col = sh->tally_tile[0].y;
     if (row < 0) {
-      if (p.told && threadIdx.x % 32 == 0)
-        tell_bits(p, bits, TALLY_WARPS);
+      if (p.bit_count && threadIdx.x % 32 == 0)
+        report_bits(p, bits, TALLY_WARPS);
       return;
     }
     if (is_counted(p, row)) {
@@ -288,14 +288,14 @@ static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p,
 #pragma unroll 1
     for (int group = 0; group < 2; group++) {
       sm90_barrier_wait(&sh->tile_there[group], tile % 2);
-      const int4 told = sh->tally_tile[group];
+      const int4 place = sh->tally_tile[group];
 #pragma unroll 1
       for (int item = (warp + 2 * group * ITEMS) % TALLY_WARPS; item < ITEMS; item += TALLY_WARPS) {
-        const int g = item / (64 / TALLY_ROWS), part = item % (64 / TALLY_ROWS), first = told.x + part * TALLY_ROWS;
+        const int g = item / (64 / TALLY_ROWS), part = item % (64 / TALLY_ROWS), first = place.x + part * TALLY_ROWS;
         if (first < p.m)
-          tally_lines_of(p,
-                         tally_panel<COLS, GATED>(sh, (uint32_t)told.z, group, g) + (uint32_t)part * (TALLY_ROWS * 128),
-                         first, col + 64 * g, fine, sh->tally_counts + 64 * g);
+          tally_lines_of(
+              p, tally_panel<COLS, GATED>(sh, (uint32_t)place.z, group, g) + (uint32_t)part * (TALLY_ROWS * 128), first,
+              col + 64 * g, fine, sh->tally_counts + 64 * g);
       }
       __syncwarp();
       if (threadIdx.x % 32 == 0)

@@ -164,14 +164,14 @@ enum {
 };
 
 /* The unit, sent with its last stage: consumers need not compute it. */
-static __device__ __forceinline__ int4 unit_told(const wgmma16_unit &unit)
+static __device__ __forceinline__ int4 unit_to_words(const wgmma16_unit &unit)
 {
   return make_int4(unit.row, unit.col, unit.tile, unit.parts << 16 | unit.part);
 }
 
-static __device__ __forceinline__ wgmma16_unit unit_heard(const int4 &told)
+static __device__ __forceinline__ wgmma16_unit unit_from_words(const int4 &words)
 {
-  const wgmma16_unit unit = {told.x, told.y, told.w & 0xffff, told.w >> 16, told.z};
+  const wgmma16_unit unit = {words.x, words.y, words.w & 0xffff, words.w >> 16, words.z};
   return unit;
 }
 
@@ -296,7 +296,7 @@ typedef struct wgmma16_shared {
   int tally_counts[ESMM_WGMMA16_WIDE];
   alignas(16) uint8_t
       tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile with its nonzeros counted in registers; 0 between tiles */
-  alignas(16) int4 unit[MAX_STAGES];  /* unit_told */
+  alignas(16) int4 unit[MAX_STAGES];  /* unit_to_words */
   uint32_t sample_bits[SAMPLES][2];
   alignas(16) uint32_t found[4]; /* SKIP_AB: k's that each feeding warp counts */
   /* A worker warp's own, or, as panels, what of a tile of C does not fit into a stage. */
@@ -308,7 +308,7 @@ typedef struct wgmma16_shared {
     alignas(16) float bias[MAX_STAGES][ESMM_WGMMA16_WIDE];     /* dense: with a unit's last stage; a gate's in front */
   };
 } wgmma16_shared;
-static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "params.h tells the host another size");
+static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "params.h gives the host another size");
 
 /*
  * Does a dense unit's bias come with its last stage? The epilogue has no registers for a tile's bias at once, and would
