@@ -95,6 +95,12 @@ def dense_wins(gain: Dict[float, float]) -> str:
     return f"above {100 * (low + (high - low) * (gain[low] - 1) / (gain[low] - gain[high])):.0f} %"
 
 
+def esmm_wins(shares: str) -> str:
+    """The same, said of ESMM."""
+    shares = re.sub("^at no share up to", "at every share measured, up to", shares)
+    return re.sub("^already at", "at no share measured, from", shares.replace("above", "below"))
+
+
 def cpu_wins(cpu: Record, suite: str) -> str:
     groups = by(some(cpu, suite), asked)
     return dense_wins({d: max(line["speedup"] for line in group) for d, group in groups.items()})
@@ -131,14 +137,23 @@ def block_summary(cpu: Optional[Record], gpu: Optional[Record]) -> str:
     if cpu:
         put("anywhere in A", autos(cpu, "unstructured", asked=0.1))
         put("none", autos(cpu, "blockwise", m=2048, asked=1))
-        words.append(f"CPU: {build(cpu)}; **dense wins** {cpu_wins(cpu, 'over-strips')} nonzeros where zeros fill "
-                     f"strips of 32 rows, {cpu_wins(cpu, 'over-single')} where they are anywhere in A.")  # fmt: skip
+        words.append(f"CPU: {build(cpu)}. With whole strips of zeros ESMM wins "
+                     f"{esmm_wins(cpu_wins(cpu, 'over-strips'))} nonzeros; with scattered zeros, at 1024³, "
+                     f"{esmm_wins(cpu_wins(cpu, 'over-single'))}.")  # fmt: skip
+        rows = [float(x["speedup"]) for x in autos(cpu, "decode", m=1, asked=1)]
+        if rows:
+            words.append(f"One row without zeros is {times(min(rows))} times as fast.")
     if gpu:
         layer = autos(gpu, "real16", m=8192, n=3072, asked=lambda name: name.endswith("1"))
         put("of a trained net, early layer", layer, "density_a")
         put("blocks of 128 in B", autos(gpu, "bsr16", m=8192, asked=0.22, format="bsr:128", asked_density_a=1))
-        words.append(f"GPU: {build(gpu)}; in fp32 dense wins {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} in "
-                     "strips of 32 rows.")  # fmt: skip
+        skips = esmm_wins(gpu_wins(gpu, lambda x: float(x["ms"]), "dense"))
+        words.append(f"GPU: {build(gpu)}. In fp32, skipping strips of 32 rows pays {skips} nonzeros.")
+        gains = sorted((x for x in autos(gpu, "random16", m=4096, n=4096) if x["speedup"] >= 1.05), key=asked)
+        if gains:
+            words.append(f"With scattered zeros bf16 gains from {percent(asked(gains[-1]))} down: "
+                         f"{times(gains[-1]['speedup'])} times, {times(gains[0]['speedup'])} at "
+                         f"{percent(asked(gains[0]))} ({product(gains[0])}).")  # fmt: skip
     return block("", table, " ".join(words))
 
 

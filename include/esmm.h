@@ -4,8 +4,8 @@
  *     C = epilogue(alpha * A * B + beta * C)
  *
  * A [m,k] is activations: an ordinary dense array, known only now. B [k,n] is weights: prepared once, multiplied many
- * times. ESMM scans A and skips each k that cannot contribute to a tile of C. With nothing to skip it runs a dense
- * kernel.
+ * times. ESMM looks for A's zeros and skips each k that cannot contribute to a tile of C. With nothing to skip it runs
+ * a dense kernel.
  *
  *     1. Simple    enough to write a program
  *     2. Rules     for every function; numbers
@@ -38,21 +38,36 @@ extern "C" {
 /* ================================================================================================ 1. Simple */
 
 /*
- *     float a[] = {1, 0, 0, 4}, b[] = {5, 6, 7, 8}, c[4];
- *     esmm_matrix A = {.data = a, .rows = 2, .cols = 2}, B = A, C = A;
- *     B.data = b;
- *     C.data = c;
- *     esmm_ctx *ctx = NULL;
- *     esmm_weights *w = NULL;
- *     esmm_status status = esmm_ctx_create(&ctx, NULL);
- *     if (status == ESMM_OK)
- *       status = esmm_prepare(ctx, &B, NULL, &w);             // once
- *     if (status == ESMM_OK)
- *       status = esmm_matmul(ctx, &A, w, &C, NULL, NULL);     // as often as you like
- *     if (status != ESMM_OK)
- *       fprintf(stderr, "%s: %s\n", esmm_status_str(status), esmm_ctx_error(ctx));
- *     esmm_weights_free(w);
- *     esmm_ctx_free(ctx);
+ *     #include <esmm.h>
+ *     #include <stdio.h>
+ *
+ *     int main(void)
+ *     {
+ *       float a[] = {1, 0, 0, 4}, b[] = {5, 6, 7, 8}, c[4];
+ *       esmm_matrix A = {.data = a, .rows = 2, .cols = 2}, B = A, C = A;
+ *       B.data = b;
+ *       C.data = c;
+ *       char why[256] = "";
+ *       esmm_ctx_opts opts = {.size = sizeof opts, .error = why, .error_size = sizeof why};
+ *       esmm_ctx *ctx = NULL;
+ *       esmm_weights *w = NULL;
+ *       esmm_status status = esmm_ctx_create(&ctx, &opts);
+ *       if (status == ESMM_OK)
+ *         status = esmm_prepare(ctx, &B, NULL, &w);             // once
+ *       if (status == ESMM_OK)
+ *         status = esmm_matmul(ctx, &A, w, &C, NULL, NULL);     // as often as you like
+ *       if (status == ESMM_OK)
+ *         printf("%g %g\n%g %g\n", c[0], c[1], c[2], c[3]);     // 5 6, 28 32
+ *       else
+ *         fprintf(stderr, "%s: %s\n", esmm_status_str(status), ctx ? esmm_ctx_error(ctx) : why);
+ *       esmm_weights_free(w);
+ *       esmm_ctx_free(ctx);
+ *       return status != ESMM_OK;
+ *     }
+ *
+ * Link with: cc program.c $(pkg-config --cflags --libs esmm). The device is the first working NVIDIA GPU, else the CPU;
+ * opts.device or ESMM_DEVICE chooses another. You allocate C, with A's rows and B's columns. Fields of an esmm_matrix
+ * that are 0 mean packed, row-major fp32 in host memory.
  */
 
 typedef enum esmm_status {
@@ -147,8 +162,8 @@ ESMM_API esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm
  *   skipped depends on kernel and neighbours. `strict` turns skipping off, for IEEE propagation.
  * - beta = 0 never reads C. alpha = 0 reads neither A nor B.
  * - Each kernel that the plan chooses gives the same bits for the same call on the same data, but the plan may change
- *   kernels: it times calls, mostly the first 32 of a kind, and remembers (part 5). With deterministic = 1 it times
- *   none: the same sequence of calls gives the same bits; with remember = -1, or on a CPU, so does the same call.
+ *   kernels: it times calls, mostly the first 32 of a kind, and remembers (part 5). deterministic = 1: the same
+ *   sequence of calls gives the same bits. For single calls to repeat on a GPU, also set remember = -1.
  */
 
 /* ================================================================================================ 3. Options */
@@ -369,8 +384,8 @@ typedef enum esmm_activation {
  * is C, then free it. A GPU's stays there, for contexts of that GPU; reading it waits for the product.
  *
  * a_pattern must be of this A: terms whose bit is 0 may be left out. The CPU's joint kernel then does not scan A. On a
- * GPU the plan chooses by it: at once if it lies in host memory; else only if nothing is remembered of such products,
- * and the call waits for it.
+ * GPU, a pattern in host memory decides at once. One in GPU memory is used only if nothing is remembered, and the call
+ * then waits for it.
  */
 typedef struct esmm_matmul_opts {
   size_t size;
@@ -496,15 +511,17 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
 /*
  * esmm_tune and esmm_tune_weights (esmm_tools.h) measure the machine, or one product.
  *
- * A CPU samples A in every call, but for tiny products, and esmm_expect does not change its choice. A GPU chooses
- * before it has seen A: it remembers how dense A was, for each pair of weights and class of rows (1, 2, 3-4, 5-8, ...,
- * 33-64, 65 and more), and runs the cheapest kernel for such an A.
+ * A CPU samples A where that can pay: not for tiny products, and seldom while the plan skips nothing and A stays alike.
+ * esmm_expect does not change its choice. On a GPU the host chooses before A is seen. A context remembers how dense A
+ * was, for each pair of weights and class of rows (1, 2, 3-4, 5-8, ..., 33-64, 65 and more), and runs the cheapest
+ * kernel for such an A. If it remembers nothing, the GPU may choose between two kernels by a sample of this A.
  *
  * - The first call reports A's densities, then one in every few. Call N decides on the reports of call N - L and
  *   earlier; L is 1 to 16, larger for shorter products, whatever the GPU's speed.
- * - So call N may wait until the GPU has scanned the A of call N - L or, with up to 16 rows, finished it: mostly in a
- *   row of long products on the same weights. After two seconds it goes on without (the stream may wait for this very
- *   thread), and no other call waits until a report arrives.
+ * - A call may wait for the report of call N - L. This mostly happens when long products on the same weights
+ *   follow each other. The report comes once the GPU has scanned that call's A or, with up to 16 rows, finished
+ *   its product. After two seconds the call goes on without it (the stream may wait for this very thread), and no
+ *   other call waits until a report arrives.
  * - Calls with force, strict or an a_pattern in host memory neither use nor report densities; captured calls use them
  *   but report nothing. An earlier product's c_pattern, as a_pattern, counts as a report if there is none.
  */
