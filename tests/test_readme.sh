@@ -1,7 +1,8 @@
 #!/bin/sh
 # test_readme.sh: what the README and docs/ffn.md show is a test. A ```c block with a main is compiled with warnings as
 # errors and run; any other must compile inside a function. Every `esmm` command line of the ```sh and ```console blocks
-# is run; Python is run by python/tests/test_docs.py. Called by run_tests.sh with TREE and WORK set.
+# is run; Python is run by python/tests/test_docs.py. The program in the comments of esmm.h is run, too. Called by
+# run_tests.sh with TREE and WORK set.
 set -u
 . tests/support/tap.sh
 
@@ -42,4 +43,9 @@ for page in README.md docs/ffn.md; do
     check "command of $page: $line" run_line
   done <"$blocks.commands"
 done
+
+block=$WORK/header
+awk '/^ \*     #include <esmm.h>/ { on = 1 } on { sub(/^ \* ? ? ? ? ?/, ""); print } on && /^}/ { exit }' include/esmm.h >"$block.c"
+prints_the_product() { compile_and_run >"$block.txt" && printf '5 6\n28 32\n' | cmp - "$block.txt"; }
+check 'the program in esmm.h compiles, runs and is right' prints_the_product
 finish
