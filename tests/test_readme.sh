@@ -45,7 +45,7 @@ for page in README.md docs/ffn.md; do
 done
 
 block=$WORK/header
-awk '/^ \*     #include <esmm.h>/ { on = 1 } on { sub(/^ \* ? ? ? ? ?/, ""); print } on && /^}/ { exit }' include/esmm.h >"$block.c"
+awk '/^ \*     #include <esmm.h>/ { on = 1 } on { sub(/^ [*]( *$|     )/, ""); print } on && /^}/ { exit }' include/esmm.h >"$block.c"
 prints_the_product() { compile_and_run >"$block.txt" && printf '5 6\n28 32\n' | cmp - "$block.txt"; }
 check 'the program in esmm.h compiles, runs and is right' prints_the_product
 finish
